@@ -1,0 +1,16 @@
+# Imported targets for everything that the project does not write itself. All are Debian packages, but for torch.
+find_package(Threads REQUIRED)
+find_package(PkgConfig REQUIRED)
+# gRPC, protobuf and abseil as Debian builds them: only pkg-config names the whole closure.
+pkg_check_modules(GRPC REQUIRED IMPORTED_TARGET grpc++ protobuf)
+pkg_check_modules(ABSL REQUIRED IMPORTED_TARGET absl_status absl_statusor absl_strings absl_flat_hash_map absl_str_format absl_span absl_inlined_vector)
+pkg_check_modules(ZMQ REQUIRED IMPORTED_TARGET libzmq)
+pkg_check_modules(SPDLOG REQUIRED IMPORTED_TARGET spdlog)
+pkg_check_modules(SYSTEMD REQUIRED IMPORTED_TARGET libsystemd)
+find_package(Boost 1.74 REQUIRED)
+find_path(CLI11_INCLUDE CLI/CLI.hpp REQUIRED)
+find_path(JSON_INCLUDE nlohmann/json.hpp REQUIRED)
+find_path(CPPZMQ_INCLUDE zmq.hpp REQUIRED)
+find_program(PROTOC protoc REQUIRED)
+find_program(GRPC_CPP_PLUGIN grpc_cpp_plugin REQUIRED)
+include(Torch)

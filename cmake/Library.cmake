@@ -1,0 +1,47 @@
+# The only ways in which this project makes targets.
+
+# dtorch_library(NAME SOURCES ... PUBLIC targets... PRIVATE targets... [TORCH])
+#   TORCH: the sources include LibTorch headers: precompile the heavy ones.
+function(dtorch_library name)
+  cmake_parse_arguments(arg "TORCH" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  add_library(${name} STATIC ${arg_SOURCES})
+  target_include_directories(${name} PUBLIC ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})
+  target_link_libraries(${name} PUBLIC ${arg_PUBLIC} PRIVATE ${arg_PRIVATE} dtorch::warnings)
+  if(arg_TORCH)
+    dtorch_use_torch(${name})
+  endif()
+endfunction()
+
+# dtorch_executable(NAME SOURCES ... LINK targets... [TORCH])
+function(dtorch_executable name)
+  cmake_parse_arguments(arg "TORCH" "" "SOURCES;LINK" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})
+  target_link_libraries(${name} PRIVATE ${arg_LINK} dtorch::warnings)
+  if(arg_TORCH)
+    dtorch_use_torch(${name})
+  endif()
+endfunction()
+
+# dtorch_test(NAME LABEL SOURCES ... LINK targets... [TIMEOUT seconds] [TORCH])
+#   LABEL is one of unit, conformance, process, gpu, soak, nightly. A test that prints "SKIP: reason" counts as skipped.
+function(dtorch_test name label)
+  cmake_parse_arguments(arg "TORCH" "TIMEOUT" "SOURCES;LINK" ${ARGN})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 60)
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})
+  target_link_libraries(${name} PRIVATE ${arg_LINK} dtorch_test_main dtorch::warnings)
+  if(arg_TORCH)
+    dtorch_use_torch(${name})
+  endif()
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT ${arg_TIMEOUT} SKIP_REGULAR_EXPRESSION "SKIP: ")
+endfunction()
+
+# Torch-facing targets share the set of precompiled headers, not the file: their flags differ.
+function(dtorch_use_torch target)
+  target_link_libraries(${target} PRIVATE torch::cpu)
+  target_precompile_headers(${target} PRIVATE <ATen/ATen.h> <ATen/core/dispatch/Dispatcher.h>)
+endfunction()
