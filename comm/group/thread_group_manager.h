@@ -1,0 +1,50 @@
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "comm/group/thread_group.h"
+#include "core/ids.h"
+#include "shm/segment.h"
+
+namespace dtorch {
+
+/// How a rank is reached by the other ranks on its host.
+struct PeerRef {
+  Rank rank = 0;
+  std::int64_t pid = 0;
+  SegmentRef mailbox;
+};
+
+/// The groups of one rank, made on first use and cached by their ordered ranks.
+///
+/// Thread: safe.
+class ThreadGroupManager {
+ public:
+  /// Opens this rank's mailbox, the segment through which peers find its groups and tensors.
+  static absl::StatusOr<std::unique_ptr<ThreadGroupManager>> create(Rank rank, std::chrono::milliseconds timeout);
+  ~ThreadGroupManager();
+
+  /// What peers must be told about this rank.
+  const PeerRef& self() const;
+  /// Says who the peers are; `epoch` distinguishes successive sets (a restarted worker makes a new one). Groups of older
+  /// epochs are aborted and dropped.
+  void setPeers(std::vector<PeerRef> peers, std::uint64_t epoch);
+
+  /// The group of `ranks`, which hold this one; every member asks for it in the same order relative to its other groups.
+  /// NOT_FOUND: a rank that is no peer. UNAVAILABLE: a peer died. DEADLINE_EXCEEDED: a peer did not come.
+  absl::StatusOr<ThreadGroup*> group(const std::vector<Rank>& ranks);
+  /// Ends every running and later call with `why`. Idempotent; any thread.
+  void abort(const absl::Status& why);
+
+ private:
+  class Impl;
+  explicit ThreadGroupManager(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dtorch

@@ -1,0 +1,50 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include <boost/interprocess/mapped_region.hpp>
+
+#include "absl/status/statusor.h"
+
+namespace dtorch {
+
+/// Names a segment to another process of the same user on the same host: it is opened through /proc/<pid>/fd/<fd>, and
+/// the inode guards against a reused process id or descriptor.
+struct SegmentRef {
+  std::int64_t pid = 0;
+  std::int32_t fd = -1;
+  std::uint64_t inode = 0;
+  std::uint64_t bytes = 0;
+  friend bool operator==(const SegmentRef&, const SegmentRef&) = default;
+};
+
+/// Shared memory without a name: a memfd, allocated in full so that a touch never raises SIGBUS. It needs no sweeping:
+/// the kernel frees it with the last process that maps it, whatever killed the owner, and no /dev/shm limit applies.
+/// Move-only. Owns: the descriptor (creator) and the mapping.
+class Segment {
+ public:
+  Segment() = default;
+  /// A zero-filled segment, mapped read-write. `label` shows in /proc/<pid>/maps. RESOURCE_EXHAUSTED: no memory.
+  static absl::StatusOr<Segment> create(const std::string& label, std::size_t bytes);
+  /// Maps another process's segment (or this process's own). NOT_FOUND: its owner is gone, or closed it.
+  static absl::StatusOr<Segment> open(const SegmentRef& ref);
+
+  Segment(Segment&& other) noexcept;
+  Segment& operator=(Segment&& other) noexcept;
+  ~Segment();
+
+  std::byte* data() const;
+  std::size_t size() const;
+  /// Valid in other processes as long as this object, the creator's, lives.
+  const SegmentRef& ref() const { return ref_; }
+  /// Gives up the descriptor; the mapping stays. Used to hand it to another process by SCM_RIGHTS.
+  int releaseFd();
+
+ private:
+  int fd_ = -1;
+  SegmentRef ref_;
+  boost::interprocess::mapped_region region_;
+};
+
+}  // namespace dtorch
