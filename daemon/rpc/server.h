@@ -1,0 +1,41 @@
+#pragma once
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "daemon/rpc/session_channel.h"
+
+namespace dtorch {
+
+struct ServerOptions {
+  std::string socketPath;
+  std::string pidFile;       // flock'ed; holds the daemon's pid
+  std::string tcpAddress;    // "127.0.0.1:4077"; empty: none
+  std::size_t maxMessageBytes = 64u << 20;
+};
+
+/// The clients' gRPC server: service dtorch.v1.Dtorch, and grpc.health.v1.Health. The Unix socket is bound and accepted
+/// here, not by gRPC, which settles double starts, stale sockets and peer credentials.
+///
+/// Errors: ALREADY_EXISTS names the pid of the daemon that holds the address; FAILED_PRECONDITION: the path is something
+///   other than a socket (never removed); INVALID_ARGUMENT: a path over 107 bytes.
+class Server {
+ public:
+  /// Binds (taking over a stale socket) without serving yet, so that a second daemon fails before it starts workers.
+  static absl::StatusOr<std::unique_ptr<Server>> bind(const ServerOptions& options);
+  ~Server();
+  /// Serves `listener`, which must outlive the server. The health service answers NOT_SERVING until setServing(true).
+  absl::Status serve(SessionListener* listener);
+  void setServing(bool serving);
+  /// Refuses new streams, closes open ones with UNAVAILABLE after at most `grace`, removes socket and pid file. Idempotent.
+  void shutdown(std::chrono::milliseconds grace);
+
+ private:
+  class Impl;
+  explicit Server(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dtorch

@@ -1,0 +1,53 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "core/value.h"
+
+namespace dtorch {
+
+/// Finds an operator of the dispatcher by schema name: "aten::add.Tensor", "aten::mm".
+/// NOT_FOUND lists the overloads of the same name when there are any.
+absl::StatusOr<c10::OperatorHandle> findOperator(const std::string& name);
+
+/// One operator with all its arguments but the tensors bound, ready to be run many times.
+///
+/// Thread: run() may be called from several threads at once.
+class PreparedCall {
+ public:
+  /// `arguments` are complete, in schema order (see bindArguments in dispatch/binding.h). Device arguments become `device`.
+  /// INVALID_ARGUMENT names the argument that does not fit the schema.
+  static absl::StatusOr<PreparedCall> create(c10::OperatorHandle op, const std::vector<Value>& arguments,
+                                             at::Device device);
+
+  /// Runs the operator on `tensors`, to which the arguments' TensorArg indices refer, and appends its outputs (tensor
+  /// lists flattened) to `outputs`. Whatever LibTorch throws becomes a Status with its first line:
+  /// INVALID_ARGUMENT, UNIMPLEMENTED (no kernel), RESOURCE_EXHAUSTED (out of memory), INTERNAL.
+  absl::Status run(absl::Span<const at::Tensor> tensors, std::vector<at::Tensor>* outputs) const;
+
+  const c10::OperatorHandle& op() const { return op_; }
+
+ private:
+  struct Hole {
+    std::size_t argument;
+    TensorListArg list;      // for a list argument
+    std::uint32_t index = 0;
+    bool isList = false;
+    bool optionalElements = false;
+  };
+  explicit PreparedCall(c10::OperatorHandle op) : op_(std::move(op)) {}
+  c10::OperatorHandle op_;
+  torch::jit::Stack constants_;  // one entry an argument; holes are None
+  std::vector<Hole> holes_;
+};
+
+/// `error` as thrown by LibTorch, as a Status.
+absl::Status fromException(const std::exception& error);
+
+}  // namespace dtorch
