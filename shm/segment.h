@@ -19,16 +19,21 @@ struct SegmentRef {
   friend bool operator==(const SegmentRef&, const SegmentRef&) = default;
 };
 
-/// Shared memory without a name: a memfd, allocated in full so that a touch never raises SIGBUS. It needs no sweeping:
+/// Shared memory without a name: a memfd, allocated in full and sealed against resizing, so that a touch never raises
+/// SIGBUS, and mapped with its pages in place, so that a first touch costs nothing. It needs no sweeping:
 /// the kernel frees it with the last process that maps it, whatever killed the owner, and no /dev/shm limit applies.
 /// Move-only. Owns: the descriptor (creator) and the mapping.
 class Segment {
  public:
   Segment() = default;
   /// A zero-filled segment, mapped read-write. `label` shows in /proc/<pid>/maps. RESOURCE_EXHAUSTED: no memory.
+  /// INVALID_ARGUMENT: no bytes.
   static absl::StatusOr<Segment> create(const std::string& label, std::size_t bytes);
   /// Maps another process's segment (or this process's own). NOT_FOUND: its owner is gone, or closed it.
   static absl::StatusOr<Segment> open(const SegmentRef& ref);
+  /// Takes over a descriptor that releaseFd() gave up, in this or another process, and maps it. INVALID_ARGUMENT: not a
+  /// segment.
+  static absl::StatusOr<Segment> adopt(int fd);
 
   Segment(Segment&& other) noexcept;
   Segment& operator=(Segment&& other) noexcept;
@@ -42,6 +47,8 @@ class Segment {
   int releaseFd();
 
  private:
+  static absl::Status map(Segment& segment, int fd);
+
   int fd_ = -1;
   SegmentRef ref_;
   boost::interprocess::mapped_region region_;
