@@ -23,21 +23,60 @@ function(dtorch_executable name)
   endif()
 endfunction()
 
-# dtorch_test(NAME LABEL SOURCES ... LINK targets... [TIMEOUT seconds] [TORCH])
-#   LABEL is one of unit, conformance, process, gpu, soak, nightly. A test that prints "SKIP: reason" counts as skipped.
+set(DTORCH_TEST_LABELS unit conformance process gpu soak nightly)
+# All tests that may run under the thread sanitizer: `cmake --build --preset tsan --target tsan_tests`, `ctest -L tsan`.
+add_custom_target(tsan_tests)
+
+# dtorch_test(NAME LABEL SOURCES ... LINK targets... [TIMEOUT seconds] [TORCH] [SERIAL] [TSAN])
+#   LABEL is one of DTORCH_TEST_LABELS. A test that prints "SKIP: reason" and has no failure counts as skipped.
+#   SERIAL: it measures time, so nothing else runs beside it.
+#   TSAN: it uses neither torch, gRPC nor ZeroMQ (correct code of theirs gives false alarms), so ./dev check also runs it
+#   with the thread sanitizer.
 function(dtorch_test name label)
-  cmake_parse_arguments(arg "TORCH" "TIMEOUT" "SOURCES;LINK" ${ARGN})
-  if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 60)
-  endif()
+  cmake_parse_arguments(arg "TORCH;SERIAL;TSAN" "TIMEOUT" "SOURCES;LINK" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})
   target_link_libraries(${name} PRIVATE ${arg_LINK} dtorch_test_main dtorch::warnings)
   if(arg_TORCH)
     dtorch_use_torch(${name})
   endif()
+  set(labels ${label})
+  if(arg_TSAN)
+    if(arg_TORCH)
+      message(FATAL_ERROR "${name} is marked both TORCH and TSAN")
+    endif()
+    list(APPEND labels tsan)
+    add_dependencies(tsan_tests ${name})
+  endif()
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT ${arg_TIMEOUT} SKIP_REGULAR_EXPRESSION "SKIP: ")
+  # ctest lets a skip hide a failure, so the expression asks for Catch2's closing line of a run without one.
+  set_tests_properties(${name} PROPERTIES
+    SKIP_REGULAR_EXPRESSION "SKIP: .*(All tests passed|assertions: - none -)")
+  dtorch_test_properties(${name} "${labels}" "${arg_TIMEOUT}" "${arg_SERIAL}")
+endfunction()
+
+# dtorch_python_test(NAME LABEL SCRIPT file [ARGS ...] [TIMEOUT seconds] [SERIAL]): a script that needs only Python's
+#   standard library. Exit code 0 is a pass, 77 a skip (with a line "SKIP: reason").
+function(dtorch_python_test name label)
+  cmake_parse_arguments(arg "SERIAL" "TIMEOUT;SCRIPT" "ARGS" ${ARGN})
+  add_test(NAME ${name} COMMAND ${PYTHON3} ${CMAKE_CURRENT_SOURCE_DIR}/${arg_SCRIPT} ${arg_ARGS})
+  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
+  dtorch_test_properties(${name} "${label}" "${arg_TIMEOUT}" "${arg_SERIAL}")
+endfunction()
+
+function(dtorch_test_properties name labels timeout serial)
+  list(GET labels 0 label)
+  if(NOT label IN_LIST DTORCH_TEST_LABELS)
+    message(FATAL_ERROR "${name}: the label ${label} is none of ${DTORCH_TEST_LABELS}")
+  endif()
+  if(NOT timeout)
+    set(timeout 60)
+  endif()
+  if(DTORCH_SANITIZE)
+    math(EXPR timeout "${timeout} * 5")
+  endif()
+  set_tests_properties(${name} PROPERTIES
+    LABELS "${labels}" TIMEOUT ${timeout} RUN_SERIAL "${serial}" ENVIRONMENT "${DTORCH_SANITIZE_ENVIRONMENT}")
 endfunction()
 
 # Torch-facing targets share the set of precompiled headers, not the file: their flags differ.

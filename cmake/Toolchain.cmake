@@ -16,8 +16,15 @@ if(MOLD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
 endif()
 
 if(DTORCH_SANITIZE)
-  add_compile_options(-fsanitize=${DTORCH_SANITIZE} -fno-omit-frame-pointer -g1)
-  add_link_options(-fsanitize=${DTORCH_SANITIZE})
+  # Torch is not instrumented and has no type information of ours to check casts against.
+  set(sanitize -fsanitize=${DTORCH_SANITIZE} -fno-sanitize=vptr)
+  add_compile_options(${sanitize} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
+  add_link_options(${sanitize})
+  set(DTORCH_SANITIZE_ENVIRONMENT
+    "ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1"
+    "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/cmake/lsan.supp:print_suppressions=0"
+    "UBSAN_OPTIONS=print_stacktrace=1"
+    "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1")
 endif()
 if(CMAKE_BUILD_TYPE STREQUAL "Debug")
   add_compile_options(-O1)

@@ -1,0 +1,125 @@
+#include "daemon/daemon_config.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "proto/version.h"
+
+namespace dtorch {
+namespace {
+
+using std::chrono::hours;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// The runtime directory: systemd's, else the user's own, else one in /tmp that names the user.
+std::string defaultRuntimeDir(const ConfigInputs& inputs) {
+  const auto text = [&](const char* name) {
+    const auto it = inputs.environment.find(name);
+    return it == inputs.environment.end() ? std::string() : it->second;
+  };
+  if (std::string dir = text("RUNTIME_DIRECTORY"); !dir.empty()) return dir;
+  if (const std::string dir = text("XDG_RUNTIME_DIR"); !dir.empty()) return absl::StrCat(dir, "/dtorch");
+  return absl::StrCat("/tmp/dtorch-", ::getuid());
+}
+
+std::string defaultWorkerBinary() {
+  std::error_code error;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+  return error ? "dtorch-worker" : (self.parent_path() / "dtorch-worker").string();
+}
+
+absl::Status resolve(DaemonConfig& config, const ConfigOrigins& origins, const ConfigInputs& inputs) {
+  if (config.runtimeDir.empty()) config.runtimeDir = defaultRuntimeDir(inputs);
+  if (config.listenSocket.empty()) config.listenSocket = absl::StrCat(config.runtimeDir, "/dtorchd.sock");
+  if (config.listenSocket.size() > kMaxSocketPath) {
+    return configError("listen.socket", config.listenSocket, origins.at("listen.socket"),
+                       absl::StrCat("the path has ", config.listenSocket.size(), " bytes, a Unix socket holds at most ",
+                                    kMaxSocketPath, ": set listen.socket or runtime.dir to a shorter one"));
+  }
+  if (config.workersThreads == 0) {
+    const auto cores = static_cast<std::int64_t>(std::thread::hardware_concurrency());
+    config.workersThreads = std::max<std::int64_t>(1, cores / config.workersCount);
+  }
+  if (config.workerBinary.empty()) config.workerBinary = defaultWorkerBinary();
+  if (config.heartbeatSilentAfter <= config.heartbeatInterval) {
+    return configError("heartbeat.silent_after", absl::StrCat(config.heartbeatSilentAfter.count(), "ms"),
+                       origins.at("heartbeat.silent_after"),
+                       absl::StrCat("it must be longer than heartbeat.interval, which is ",
+                                    config.heartbeatInterval.count(), "ms (", origins.at("heartbeat.interval"), ")"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+const ConfigTable<DaemonConfig>& daemonConfigTable() {
+  using C = DaemonConfig;
+  static const ConfigTable<DaemonConfig> table(
+      {"dtorchd",
+       "The dtorch daemon: runs tensor operators of its clients on a group of workers.",
+       kDtorchVersion,
+       {"DTORCH_SOCKET"}},
+      {
+          {"runtime.dir",
+           &C::runtimeDir,
+           {},
+           "folder of sockets and the pid file; default: $RUNTIME_DIRECTORY, else $XDG_RUNTIME_DIR/dtorch, else "
+           "/tmp/dtorch-<uid>"},
+          {"listen.socket", &C::listenSocket, {}, "Unix socket for clients; default: <runtime.dir>/dtorchd.sock"},
+          {"listen.tcp", &C::listenTcp, {}, "HOST:PORT for clients on TCP, without encryption; default: off"},
+          {"workers.count", &C::workersCount, {1, 1024}, "number of workers, one rank each"},
+          {"workers.mode",
+           &C::workersMode,
+           {{"process", WorkerMode::kProcess}, {"thread", WorkerMode::kThread}},
+           "each worker is a process, or a thread of the daemon"},
+          {"workers.threads", &C::workersThreads, {0, 1024}, "kernel threads a worker; 0: cores / workers"},
+          {"workers.start_timeout",
+           &C::workersStartTimeout,
+           {milliseconds(100), hours(1)},
+           "how long a worker may take to come up"},
+          {"worker.binary", &C::workerBinary, {}, "worker program; default: dtorch-worker beside dtorchd"},
+          {"heartbeat.interval", &C::heartbeatInterval, {milliseconds(10), seconds(60)}, "time between heartbeats"},
+          {"heartbeat.silent_after",
+           &C::heartbeatSilentAfter,
+           {milliseconds(20), hours(1)},
+           "a worker without a heartbeat for this long is reported as silent"},
+          {"executor.max_operators_in_flight",
+           &C::executorMaxOperatorsInFlight,
+           {1, 1 << 24},
+           "operators sent to workers and not yet done, before clients are slowed"},
+          {"executor.max_bytes_in_flight",
+           &C::executorMaxBytesInFlight,
+           {{1 << 16}, {1LL << 40}},
+           "bytes of messages sent to workers and not yet done, before clients are slowed"},
+          {"session.max_message", &C::sessionMaxMessage, {{1 << 12}, {1LL << 30}}, "largest message of a client"},
+          {"session.max_tensors", &C::sessionMaxTensors, {1, 1LL << 40}, "tensors that a session may hold"},
+          {"session.max_bytes", &C::sessionMaxBytes, {{1 << 20}, {1LL << 50}}, "tensor bytes that a session may hold"},
+          {"comm.timeout", &C::commTimeout, {milliseconds(10), hours(24)}, "time limit of one collective"},
+          {"log.level",
+           &C::logLevel,
+           {{"debug", LogLevel::kDebug},
+            {"info", LogLevel::kInfo},
+            {"warn", LogLevel::kWarn},
+            {"error", LogLevel::kError}},
+           "least important messages that are logged"},
+          {"log.file", &C::logFile, {}, "file to append the log to; default: standard error"},
+          {"shutdown.timeout",
+           &C::shutdownTimeout,
+           {milliseconds(0), hours(1)},
+           "how long what is in flight may take to finish at the end"},
+      },
+      resolve);
+  return table;
+}
+
+absl::StatusOr<LoadedConfig<DaemonConfig>> loadDaemonConfig(const ConfigInputs& inputs) {
+  return daemonConfigTable().load(inputs);
+}
+
+}  // namespace dtorch

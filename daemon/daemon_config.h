@@ -1,0 +1,51 @@
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "core/config.h"
+
+namespace dtorch {
+
+enum class WorkerMode : std::uint8_t { kProcess, kThread };
+enum class LogLevel : std::uint8_t { kDebug, kInfo, kWarn, kError };
+
+/// Everything that dtorchd can be told. Keys, limits and documentation: the table in daemon_config.cc.
+/// After loading, no member is left at "work it out": runtimeDir, listenSocket, workersThreads and workerBinary are
+/// set.
+struct DaemonConfig {
+  std::string runtimeDir;
+  std::string listenSocket;
+  std::string listenTcp;
+
+  std::int64_t workersCount = 2;
+  WorkerMode workersMode = WorkerMode::kProcess;
+  std::int64_t workersThreads = 0;
+  std::chrono::milliseconds workersStartTimeout = std::chrono::seconds(60);
+  std::string workerBinary;
+
+  std::chrono::milliseconds heartbeatInterval = std::chrono::seconds(1);
+  std::chrono::milliseconds heartbeatSilentAfter = std::chrono::seconds(4);
+
+  std::int64_t executorMaxOperatorsInFlight = 16384;
+  ByteSize executorMaxBytesInFlight{256LL << 20};
+
+  ByteSize sessionMaxMessage{64LL << 20};
+  std::int64_t sessionMaxTensors = 1 << 20;
+  ByteSize sessionMaxBytes{64LL << 30};
+
+  std::chrono::milliseconds commTimeout = std::chrono::seconds(600);
+  LogLevel logLevel = LogLevel::kInfo;
+  std::string logFile;
+  std::chrono::milliseconds shutdownTimeout = std::chrono::seconds(8);
+};
+
+/// The longest path that a Unix socket address holds, in bytes.
+inline constexpr std::size_t kMaxSocketPath = 107;
+
+const ConfigTable<DaemonConfig>& daemonConfigTable();
+
+/// The configuration of this process's flags, environment and file, complete and checked.
+absl::StatusOr<LoadedConfig<DaemonConfig>> loadDaemonConfig(const ConfigInputs& inputs);
+
+}  // namespace dtorch
