@@ -34,18 +34,22 @@ class PreparedCall {
   const c10::OperatorHandle& op() const { return op_; }
 
  private:
+  // An argument that is filled in at each run.
   struct Hole {
     std::size_t argument;
-    TensorListArg list;      // for a list argument
-    std::uint32_t index = 0;
-    bool isList = false;
-    bool optionalElements = false;
+    TensorListArg list;  // when isList
+    std::uint32_t index;
+    bool isList;
+    bool optionalElements;
   };
   explicit PreparedCall(c10::OperatorHandle op) : op_(std::move(op)) {}
   c10::OperatorHandle op_;
   torch::jit::Stack constants_;  // one entry an argument; holes are None
   std::vector<Hole> holes_;
 };
+
+/// "aten::add.Tensor".
+std::string nameOf(const c10::OperatorName& op);
 
 /// `error` as thrown by LibTorch, as a Status.
 absl::Status fromException(const std::exception& error);

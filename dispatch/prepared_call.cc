@@ -1,0 +1,156 @@
+#include "dispatch/prepared_call.h"
+
+#include <c10/util/Exception.h>
+
+#include <new>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "dispatch/binding.h"
+
+namespace dtorch {
+namespace {
+
+// The tensors that `value` stands for, when it holds any.
+std::optional<TensorListArg> tensorsOf(const Value& value) {
+  if (const auto* list = value.as<TensorListArg>()) return *list;
+  const auto* values = value.as<std::vector<Value>>();
+  if (values == nullptr) return std::nullopt;
+  TensorListArg list;
+  for (const Value& element : *values) {
+    const auto* tensor = element.as<TensorArg>();
+    if (tensor == nullptr && !element.isNone()) return std::nullopt;
+    list.indices.push_back(tensor == nullptr ? std::nullopt : std::optional<std::uint32_t>(tensor->index));
+  }
+  return list;
+}
+
+const c10::Type& withoutOptional(const c10::Type& type) {
+  const auto* optional = type.castRaw<c10::OptionalType>();
+  return optional == nullptr ? type : *optional->getElementType();
+}
+
+absl::Status mismatch(const c10::Argument& parameter, const Value& value) {
+  return absl::InvalidArgumentError(absl::StrCat("argument '", parameter.name(), "' takes ",
+                                                 parameter.type()->annotation_str(), ", not ", value.toString()));
+}
+
+absl::Status collect(c10::IValue& value, std::vector<at::Tensor>* outputs) {
+  if (value.isTensor()) {
+    outputs->push_back(std::move(value).toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) outputs->push_back(tensor);
+  } else if (value.isNone()) {
+    outputs->emplace_back();
+  } else {
+    return absl::UnimplementedError(absl::StrCat("its result is a ", value.tagKind(), "; only tensors are returned"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status fromException(const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return absl::ResourceExhaustedError("out of memory");
+  const auto* torch = dynamic_cast<const c10::Error*>(&error);
+  if (torch == nullptr) return absl::InternalError(error.what());
+  const std::string text = torch->what_without_backtrace();
+  if (dynamic_cast<const c10::NotImplementedError*>(torch) != nullptr) return absl::UnimplementedError(text);
+  if (dynamic_cast<const c10::OutOfMemoryError*>(torch) != nullptr || absl::StrContains(text, "DefaultCPUAllocator")) {
+    return absl::ResourceExhaustedError(text);
+  }
+  return absl::InvalidArgumentError(text);
+}
+
+std::string nameOf(const c10::OperatorName& op) {
+  return absl::StrCat(op.name, op.overload_name.empty() ? "" : ".", op.overload_name);
+}
+
+absl::StatusOr<c10::OperatorHandle> findOperator(const std::string& name) {
+  const std::size_t dot = name.find('.');
+  const c10::OperatorName wanted(name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1));
+  if (const auto op = c10::Dispatcher::singleton().findSchema(wanted)) return *op;
+  std::vector<std::string> overloads;
+  for (const c10::OperatorName& other : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (other.name == wanted.name) overloads.push_back(nameOf(other));
+  }
+  if (overloads.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat("no operator '", name, "'; names are those of PyTorch's schemas, as aten::mm or aten::add.Tensor"));
+  }
+  return absl::NotFoundError(
+      absl::StrCat("no operator '", name, "'; its overloads are ", absl::StrJoin(overloads, ", ")));
+}
+
+absl::StatusOr<PreparedCall> PreparedCall::create(c10::OperatorHandle op, const std::vector<Value>& arguments,
+                                                  at::Device device) {
+  const auto& parameters = op.schema().arguments();
+  if (parameters.size() != arguments.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(arguments.size(), " arguments given, the schema has ", parameters.size()));
+  }
+  PreparedCall call(op);
+  call.constants_.reserve(arguments.size());
+  try {
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const c10::Type& type = withoutOptional(*parameters[i].type());
+      if (const auto* tensor = arguments[i].as<TensorArg>()) {
+        if (type.kind() != c10::TypeKind::TensorType) return mismatch(parameters[i], arguments[i]);
+        call.holes_.push_back({i, {}, tensor->index, false, false});
+        call.constants_.emplace_back();
+        continue;
+      }
+      const auto* list = type.castRaw<c10::ListType>();
+      if (list != nullptr && !arguments[i].isNone()) {
+        const c10::Type& element = *list->getElementType();
+        if (withoutOptional(element).kind() == c10::TypeKind::TensorType) {
+          std::optional<TensorListArg> tensors = tensorsOf(arguments[i]);
+          if (!tensors) return mismatch(parameters[i], arguments[i]);
+          call.holes_.push_back({i, *std::move(tensors), 0, true, element.kind() == c10::TypeKind::OptionalType});
+          call.constants_.emplace_back();
+          continue;
+        }
+      }
+      absl::StatusOr<c10::IValue> constant = toIValue(parameters[i], arguments[i], device);
+      if (!constant.ok()) return constant.status();
+      call.constants_.push_back(*std::move(constant));
+    }
+  } catch (const std::exception& error) {
+    return fromException(error);
+  }
+  return call;
+}
+
+absl::Status PreparedCall::run(absl::Span<const at::Tensor> tensors, std::vector<at::Tensor>* outputs) const {
+  try {
+    torch::jit::Stack stack = constants_;
+    for (const Hole& hole : holes_) {
+      if (!hole.isList) {
+        stack[hole.argument] = tensors[hole.index];
+      } else if (hole.optionalElements) {
+        c10::List<std::optional<at::Tensor>> list;
+        for (const auto& index : hole.list.indices) {
+          list.push_back(index ? std::optional<at::Tensor>(tensors[*index]) : std::nullopt);
+        }
+        stack[hole.argument] = std::move(list);
+      } else {
+        c10::List<at::Tensor> list;
+        for (const auto& index : hole.list.indices) list.push_back(index ? tensors[*index] : at::Tensor());
+        stack[hole.argument] = std::move(list);
+      }
+    }
+    op_.callBoxed(&stack);
+    for (c10::IValue& value : stack) {
+      if (absl::Status status = collect(value, outputs); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  } catch (const std::exception& error) {
+    return fromException(error);
+  }
+}
+
+}  // namespace dtorch
