@@ -1,0 +1,85 @@
+#include "daemon/rpc/acceptor.h"
+
+#include <grpcpp/server_posix.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "spdlog/spdlog.h"
+
+namespace dtorch {
+namespace {
+
+PeerCredentials readCredentials(int fd) {
+  int domain = 0;
+  socklen_t size = sizeof domain;
+  if (::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) != 0 || domain != AF_UNIX) return {};
+  ucred peer{};
+  size = sizeof peer;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return {};
+  return {.pid = peer.pid, .uid = peer.uid, .gid = peer.gid};
+}
+
+}  // namespace
+
+absl::Status Acceptor::start(grpc::Server* server) {
+  wake_ = FileDescriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_.valid()) return absl::ErrnoToStatus(errno, "creating an eventfd");
+  thread_ = std::thread([this, server] { run(server); });
+  return absl::OkStatus();
+}
+
+void Acceptor::stop() {
+  if (thread_.joinable()) {
+    ::eventfd_write(wake_.get(), 1);
+    thread_.join();
+  }
+  for (ListeningSocket& socket : sockets_) socket.close();
+}
+
+PeerCredentials Acceptor::credentials(const std::string& peer) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = peers_.find(peer);
+  return it == peers_.end() ? PeerCredentials{} : it->second;
+}
+
+void Acceptor::run(grpc::Server* server) {
+  ::pthread_setname_np(::pthread_self(), "dtorch-accept");
+  constexpr int kRetryMs = 100;
+  std::vector<pollfd> polled{{.fd = wake_.get(), .events = POLLIN, .revents = 0}};
+  for (const ListeningSocket& socket : sockets_) polled.push_back({.fd = socket.fd(), .events = POLLIN, .revents = 0});
+  for (bool starved = false;;) {
+    // Without a free descriptor the waiting connection keeps the socket readable: look at `wake_` alone for a while.
+    ::poll(polled.data(), starved ? 1 : polled.size(), starved ? kRetryMs : -1);
+    if (polled[0].revents != 0) return;
+    const bool wasStarved = starved;
+    starved = false;
+    for (std::size_t i = 1; i < polled.size(); ++i) {
+      if ((wasStarved || polled[i].revents != 0) && !acceptOne(polled[i].fd, server)) starved = true;
+      polled[i].revents = 0;
+    }
+    if (starved && !wasStarved) spdlog::warn("cannot accept a connection: {}; trying again", std::strerror(errno));
+  }
+}
+
+bool Acceptor::acceptOne(int listening, grpc::Server* server) {
+  const int fd = ::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd < 0) return errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM;
+  const int on = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // a Unix socket refuses, and needs it not
+  {
+    const std::lock_guard lock(mutex_);
+    peers_[absl::StrCat("fd:", fd)] = readCredentials(fd);
+  }
+  grpc::AddInsecureChannelFromFd(server, fd);
+  return true;
+}
+
+}  // namespace dtorch

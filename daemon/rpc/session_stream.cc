@@ -1,0 +1,133 @@
+#include "daemon/rpc/session_stream.h"
+
+#include <grpcpp/impl/codegen/proto_utils.h>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/rpc/protocol_status.h"
+
+namespace dtorch {
+namespace {
+
+constexpr std::size_t kDrained = 1u << 20;
+
+// One copy, from the message into gRPC's slices. Fails for messages of 2 GiB only, and values come in chunks.
+grpc::ByteBuffer serialize(const v1::DaemonMessage& message) {
+  grpc::ByteBuffer bytes;
+  bool owned = false;
+  grpc::SerializationTraits<v1::DaemonMessage>::Serialize(message, &bytes, &owned);
+  return bytes;
+}
+
+}  // namespace
+
+void SessionStream::open(std::shared_ptr<SessionChannel> self) {
+  open_ = true;
+  id_ = listener_->onOpen(std::move(self));
+  StartRead(&incoming_);
+}
+
+void SessionStream::send(std::shared_ptr<const v1::DaemonMessage> message) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closing_) return;
+    const std::size_t bytes = message->ByteSizeLong();
+    queue_.push_back({std::move(message), bytes});
+    if ((queuedBytes_ += bytes) > kDrained) above_ = true;
+  }
+  advance();
+}
+
+void SessionStream::readNext() {
+  const std::lock_guard lock(mutex_);
+  if (!held_ || closing_) return;
+  held_ = false;
+  StartRead(&incoming_);
+}
+
+void SessionStream::close(const absl::Status& status) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closing_) return;
+    closing_ = status;
+  }
+  advance();
+}
+
+void SessionStream::OnReadDone(bool ok) {
+  if (!ok) return close(absl::OkStatus());  // the client has said its last; a broken connection is OnCancel's
+  ++received_;
+  auto request = std::make_unique<ClientRequest>();
+  request->bytes = incoming_.Length();
+  if (!grpc::SerializationTraits<v1::ClientMessage>::Deserialize(&incoming_, request->message()).ok()) {
+    return close(absl::InvalidArgumentError(
+        absl::StrCat("message ", received_, " (", request->bytes, " bytes) does not parse as dtorch.v1.ClientMessage")));
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (closing_) return;
+    held_ = true;
+  }
+  listener_->onRequest(id_, std::move(request));
+}
+
+void SessionStream::OnWriteDone(bool ok) {
+  bool drained = false;
+  {
+    const std::lock_guard lock(mutex_);
+    writing_ = false;
+    queuedBytes_ -= outgoingBytes_;
+    if (!ok) abandonLocked(absl::CancelledError("the client is gone"));
+    drained = above_ && queuedBytes_ <= kDrained && !closing_;
+    if (drained) above_ = false;
+  }
+  if (drained) listener_->onDrained(id_);
+  advance();
+}
+
+void SessionStream::OnCancel() {
+  {
+    const std::lock_guard lock(mutex_);
+    abandonLocked(absl::CancelledError("the client is gone, or this daemon is stopping"));
+  }
+  advance();
+}
+
+void SessionStream::OnDone() {
+  if (open_) listener_->onClosed(id_);
+  const auto onDone = std::move(onDone_);  // outlives this object
+  onDone(this);
+}
+
+void SessionStream::advance() {
+  Outgoing next;
+  bool more = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (writing_ || finished_) return;
+    if (!queue_.empty()) {
+      next = std::move(queue_.front());
+      queue_.pop_front();
+      more = !queue_.empty();
+      writing_ = true;
+    } else if (closing_) {
+      finished_ = true;
+    } else {
+      return;
+    }
+  }
+  if (!next.message) return Finish(toGrpc(*closing_));
+  outgoing_ = serialize(*next.message);
+  outgoingBytes_ = next.bytes;
+  // With another one behind it a message may wait in gRPC's buffer, so that both leave in one system call.
+  grpc::WriteOptions options;
+  if (more) options.set_buffer_hint();
+  StartWrite(&outgoing_, options);
+}
+
+void SessionStream::abandonLocked(const absl::Status& why) {
+  for (const Outgoing& each : queue_) queuedBytes_ -= each.bytes;
+  queue_.clear();
+  if (!closing_) closing_ = why;
+}
+
+}  // namespace dtorch
