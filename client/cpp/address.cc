@@ -1,0 +1,50 @@
+#include "client/cpp/address.h"
+
+#include <grpcpp/grpcpp.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace dtorch {
+namespace {
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+}  // namespace
+
+std::string defaultAddress() {
+  if (const std::string given = environment("DTORCH_SOCKET"); !given.empty()) return grpcAddress(given);
+  const std::string own = absl::StrCat("/tmp/dtorch-", ::getuid());
+  const std::string runtime = environment("XDG_RUNTIME_DIR");
+  std::vector<std::string> folders;
+  if (!runtime.empty()) folders.push_back(absl::StrCat(runtime, "/dtorch"));
+  folders.insert(folders.end(), {"/run/dtorch", own});
+  for (const std::string& folder : folders) {
+    const std::string path = absl::StrCat(folder, "/dtorchd.sock");
+    if (::access(path.c_str(), F_OK) == 0) return grpcAddress(path);
+  }
+  return grpcAddress(absl::StrCat(runtime.empty() ? own : folders.front(), "/dtorchd.sock"));
+}
+
+std::string grpcAddress(const std::string& address) {
+  const bool path = !address.empty() && (address.front() == '/' || address.front() == '.');
+  return path ? absl::StrCat("unix:", address) : address;
+}
+
+std::shared_ptr<grpc::Channel> makeChannel(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(kMaxMessageBytes));
+  arguments.SetMaxSendMessageSize(static_cast<int>(kMaxMessageBytes));
+  // Each session has a connection of its own, so that one that does not read holds up no other.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(grpcAddress(address), grpc::InsecureChannelCredentials(), arguments);
+}
+
+}  // namespace dtorch

@@ -1,0 +1,106 @@
+#include "client/cpp/command_queue.h"
+
+#include <utility>
+
+namespace dtorch {
+
+CommandQueue::CommandQueue(Limits limits) : limits_(limits), filling_(freshLocked()) {}
+
+CommandQueue::Appender::~Appender() {
+  if (!lock_.owns_lock()) return;
+  const int commands = queue_.filling_->batch().commands_size();
+  if (commands >= queue_.limits_.batchCommands || queue_.fillingBytes_ >= queue_.limits_.batchBytes) queue_.sealLocked();
+}
+
+v1::Command* CommandQueue::Appender::add(std::size_t bytes) {
+  v1::CommandBatch* batch = queue_.filling_->mutable_batch();
+  if (batch->commands_size() == 0) {
+    queue_.due_ = std::chrono::steady_clock::now() + queue_.limits_.delay;
+    queue_.work_.notify_one();
+  }
+  queue_.fillingBytes_ += bytes;
+  return batch->add_commands();
+}
+
+v1::Command* CommandQueue::Appender::last() {
+  v1::CommandBatch* batch = queue_.filling_->mutable_batch();
+  return batch->commands_size() == 0 ? nullptr : batch->mutable_commands(batch->commands_size() - 1);
+}
+
+CommandQueue::Appender CommandQueue::append() {
+  std::unique_lock lock(mutex_);
+  room_.wait(lock, [this] { return waiting_.size() < limits_.waitingBatches || !open_; });
+  return {*this, std::move(lock)};
+}
+
+CommandQueue::Appender CommandQueue::appendAtOnce() { return {*this, std::unique_lock(mutex_)}; }
+
+void CommandQueue::flush() {
+  const std::lock_guard lock(mutex_);
+  if (filling_->batch().commands_size() == 0) return;
+  flushing_ = true;
+  work_.notify_one();
+}
+
+std::unique_ptr<v1::ClientMessage> CommandQueue::next() {
+  std::unique_lock lock(mutex_);
+  while (waiting_.empty()) {
+    const bool empty = filling_->batch().commands_size() == 0;
+    if (empty && !open_) return nullptr;
+    if (empty) {
+      work_.wait(lock);
+    } else if (flushing_ || !open_ || std::chrono::steady_clock::now() >= due_) {
+      sealLocked();
+    } else {
+      work_.wait_until(lock, due_);
+    }
+  }
+  std::unique_ptr<v1::ClientMessage> batch = std::move(waiting_.front());
+  waiting_.pop_front();
+  room_.notify_all();
+  return batch;
+}
+
+void CommandQueue::recycle(std::unique_ptr<v1::ClientMessage> batch) {
+  // Cleared commands keep their memory, so that filling the batch again allocates next to nothing.
+  batch->mutable_batch()->mutable_commands()->Clear();
+  const std::lock_guard lock(mutex_);
+  if (spare_.size() <= limits_.waitingBatches) spare_.push_back(std::move(batch));
+}
+
+void CommandQueue::finish() {
+  const std::lock_guard lock(mutex_);
+  open_ = false;
+  work_.notify_one();
+  room_.notify_all();
+}
+
+void CommandQueue::stop() {
+  const std::lock_guard lock(mutex_);
+  open_ = false;
+  waiting_.clear();
+  filling_ = freshLocked();
+  work_.notify_one();
+  room_.notify_all();
+}
+
+void CommandQueue::sealLocked() {
+  waiting_.push_back(std::move(filling_));
+  filling_ = freshLocked();
+  fillingBytes_ = 0;
+  flushing_ = false;
+  work_.notify_one();
+}
+
+std::unique_ptr<v1::ClientMessage> CommandQueue::freshLocked() {
+  if (spare_.empty()) {
+    auto batch = std::make_unique<v1::ClientMessage>();
+    batch->mutable_batch();
+    return batch;
+  }
+  std::unique_ptr<v1::ClientMessage> batch = std::move(spare_.back());
+  spare_.pop_back();
+  return batch;
+}
+
+}  // namespace dtorch

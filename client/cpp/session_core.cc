@@ -1,0 +1,359 @@
+#include "client/cpp/session_core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "client/cpp/status_payload.h"
+#include "core/call_site.h"
+#include "proto/codec.h"
+
+namespace dtorch {
+namespace {
+
+constexpr std::size_t kInlineBytes = 64u << 10;
+constexpr std::size_t kChunkBytes = 1u << 20;  // a multiple of every element size
+
+/// Reads the elements of several views one after the other.
+class PartReader {
+ public:
+  explicit PartReader(absl::Span<const HostView> parts) : parts_(parts) {}
+  std::string read(std::size_t bytes) {
+    std::string data(bytes, '\0');
+    std::size_t filled = 0;
+    while (filled < bytes) {
+      const HostView& part = parts_[part_];
+      const auto size = static_cast<std::size_t>(elementSize(part.meta.dtype));
+      const std::int64_t count = std::min(part.meta.numel() - element_, static_cast<std::int64_t>((bytes - filled) / size));
+      copyElements(part, element_, count, reinterpret_cast<std::byte*>(data.data()) + filled);
+      filled += static_cast<std::size_t>(count) * size;
+      element_ += count;
+      if (element_ == part.meta.numel()) {
+        element_ = 0;
+        ++part_;
+      }
+    }
+    return data;
+  }
+
+ private:
+  absl::Span<const HostView> parts_;
+  std::size_t part_ = 0;
+  std::int64_t element_ = 0;
+};
+
+}  // namespace
+
+Tensor::Handle::~Handle() {
+  if (id != 0) session->release(id);
+}
+
+Tensor SessionCore::failed(absl::string_view what, const std::source_location& site, const absl::Status& status) {
+  v1::Status error;
+  toWire(status, &error);
+  error.set_operator_name(std::string(what));
+  error.set_site(CallSite::of(site).toString());
+  return Tensor(std::make_shared<const Tensor::Handle>(nullptr, 0, statusFromError(error)));
+}
+
+Tensor SessionCore::make(TensorId id) {
+  return Tensor(std::make_shared<const Tensor::Handle>(shared_from_this(), id, absl::OkStatus()));
+}
+
+Mesh SessionCore::mesh(const DeviceMesh& device) {
+  CommandQueue::Appender commands = queue_.append();
+  const std::lock_guard lock(mutex_);
+  for (const auto& known : meshes_) {
+    if (known->device == device) return Mesh(known);
+  }
+  const auto id = static_cast<std::uint32_t>(meshes_.size() + 1);
+  meshes_.push_back(std::make_shared<const Mesh::Data>(Mesh::Data{this, id, device}));
+  if (commands) {
+    v1::MeshDefinition* definition = commands.add()->mutable_define_mesh();
+    definition->set_id(id);
+    toWire(device, definition->mutable_mesh());
+  }
+  return Mesh(meshes_.back());
+}
+
+Mesh SessionCore::meshOf(std::uint32_t id) {
+  const std::lock_guard lock(mutex_);
+  return id == 0 || id > meshes_.size() ? Mesh() : Mesh(meshes_[id - 1]);
+}
+
+absl::Status SessionCore::meshError(const Mesh& mesh) const {
+  if (!mesh) return absl::InvalidArgumentError("no mesh was given: use Session::mesh()");
+  if (mesh.data_->session != this) return absl::InvalidArgumentError("the mesh belongs to another session");
+  return absl::OkStatus();
+}
+
+void SessionCore::setSite(CommandQueue::Appender& commands, const std::source_location& site, std::uint32_t& number) {
+  bool fresh = false;
+  std::tie(number, fresh) = sites_.intern(site);
+  if (!fresh) return;
+  v1::SiteDefinition* definition = commands.add()->mutable_define_site();
+  definition->set_id(number);
+  definition->set_file(site.file_name());
+  definition->set_line(site.line());
+}
+
+SessionCore* SessionCore::sessionOf(absl::Span<const Argument> arguments) {
+  const auto owner = [](const Tensor& tensor) { return tensor.defined() ? tensor.handle_->session.get() : nullptr; };
+  for (const Argument& argument : arguments) {
+    if (const Tensor* tensor = argument.tensor(); tensor != nullptr && owner(*tensor) != nullptr) return owner(*tensor);
+    if (argument.tensors() == nullptr) continue;
+    for (const Tensor& tensor : *argument.tensors()) {
+      if (owner(tensor) != nullptr) return owner(tensor);
+    }
+  }
+  return nullptr;
+}
+
+Tensor SessionCore::withoutSession(absl::string_view name, absl::Span<const Argument> arguments,
+                                   const std::source_location& site) {
+  for (const Argument& argument : arguments) {
+    const Tensor* tensor = argument.tensor();
+    if (tensor != nullptr && tensor->defined()) return *tensor;  // holds an error
+  }
+  return failed(name, site, absl::InvalidArgumentError("no argument is a tensor: use Session::call"));
+}
+
+absl::StatusOr<TensorId> SessionCore::submit(absl::string_view name, absl::Span<const Argument> arguments,
+                                             std::uint32_t outputs, const CallOptions& options, const Mesh& world,
+                                             const std::source_location& site) {
+  absl::InlinedVector<TensorId, 8> inputs;
+  absl::Status error;
+  const auto addInput = [&](const Tensor& tensor) {
+    if (!tensor.defined() || !error.ok()) return;
+    const Tensor::Handle& handle = *tensor.handle_;
+    if (!handle.error.ok()) {
+      error = handle.error;
+    } else if (handle.session.get() != this) {
+      error = failed(name, site, absl::InvalidArgumentError(absl::StrCat("tensor ", inputs.size(), " of the arguments belongs to another session"))).handle_->error;
+    }
+    inputs.push_back(handle.id);
+  };
+  const auto addInputs = [&](const Argument& argument) {
+    if (const Tensor* tensor = argument.tensor()) return addInput(*tensor);
+    if (argument.tensors() == nullptr) return;
+    for (const Tensor& tensor : *argument.tensors()) addInput(tensor);
+  };
+  for (const Argument& argument : arguments) addInputs(argument);
+  for (const NamedArgument& named : options.named) addInputs(named.second);
+  if (!error.ok()) return error;
+
+  std::uint32_t mesh = 0;
+  if (inputs.empty()) {
+    const Mesh& chosen = options.mesh ? options.mesh : world;
+    if (absl::Status status = meshError(chosen); !status.ok()) return failed(name, site, status).handle_->error;
+    mesh = chosen.data_->id;
+  }
+
+  CommandQueue::Appender commands = queue_.append();
+  if (!commands) return TensorId{0};
+  const TemplateTable::Entry known = templates_.intern({name, arguments, options.named, outputs, mesh, options.placements});
+  if (known.define != nullptr) {
+    v1::TemplateDefinition* definition = commands.add()->mutable_define_template();
+    definition->set_id(known.id);
+    definition->set_name(std::string(name));
+    toWire(*known.define, definition->mutable_arguments());
+    definition->set_outputs(outputs);
+    definition->set_mesh(mesh);
+    toWire(options.placements, definition->mutable_placements());
+  }
+  std::uint32_t number = 0;
+  setSite(commands, site, number);
+  v1::Command* command = commands.add();
+  command->set_template_id(known.id);
+  command->mutable_inputs()->Add(inputs.begin(), inputs.end());
+  command->set_first_output(nextTensor_);
+  command->set_site(number);
+  return std::exchange(nextTensor_, nextTensor_ + outputs);
+}
+
+Tensor SessionCore::callOne(absl::string_view name, absl::Span<const Argument> arguments, const CallOptions& options,
+                            const Mesh& world, const std::source_location& site) {
+  absl::StatusOr<TensorId> id = submit(name, arguments, 1, options, world, site);
+  if (!id.ok()) return Tensor(std::make_shared<const Tensor::Handle>(nullptr, 0, id.status()));
+  return make(*id);
+}
+
+std::vector<Tensor> SessionCore::call(absl::string_view name, absl::Span<const Argument> arguments, std::uint32_t outputs,
+                                      const CallOptions& options, const Mesh& world, const std::source_location& site) {
+  absl::StatusOr<TensorId> first = submit(name, arguments, outputs, options, world, site);
+  if (!first.ok()) return std::vector<Tensor>(outputs, Tensor(std::make_shared<const Tensor::Handle>(nullptr, 0, first.status())));
+  std::vector<Tensor> tensors;
+  for (std::uint32_t i = 0; i < outputs; ++i) tensors.push_back(make(*first == 0 ? 0 : *first + i));
+  return tensors;
+}
+
+Tensor SessionCore::put(absl::Span<const HostView> parts, bool whole, TensorMeta global, const Mesh& mesh,
+                        const Placements& placements, const std::source_location& site) {
+  const char* what = whole ? "put" : "putShards";
+  if (absl::Status status = meshError(mesh); !status.ok()) return failed(what, site, status);
+  if (!whole && static_cast<std::int64_t>(parts.size()) != mesh.size()) {
+    return failed(what, site, absl::InvalidArgumentError(absl::StrCat(parts.size(), " parts were given for the ", mesh.size(), " ranks of ", mesh.device().toString())));
+  }
+  std::size_t total = 0;
+  for (const HostView& part : parts) {
+    absl::StatusOr<TensorMeta> meta = checkView(part);
+    if (!meta.ok()) return failed(what, site, meta.status());
+    if (meta->dtype != global.dtype) {
+      return failed(what, site, absl::InvalidArgumentError(absl::StrCat("a part is ", meta->toString(), ", another ", name(global.dtype))));
+    }
+    total += static_cast<std::size_t>(meta->bytes());
+  }
+
+  PartReader reader(parts);
+  const std::lock_guard putLock(putMutex_);
+  TensorId id = 0;
+  {
+    const std::size_t inlined = total <= kInlineBytes ? total : 0;
+    std::string data = reader.read(inlined);
+    CommandQueue::Appender commands = queue_.append();
+    if (!commands) return make(0);
+    std::uint32_t number = 0;
+    setSite(commands, site, number);
+    id = nextTensor_++;
+    v1::Command* command = commands.add(inlined);
+    command->set_site(number);
+    v1::Put* header = command->mutable_put();
+    header->set_tensor(id);
+    header->set_mesh(mesh.data_->id);
+    toWire(global, header->mutable_meta());
+    toWire(placements.empty() ? allReplicate(mesh.device().dims()) : placements, header->mutable_placements());
+    header->set_parts(!whole);
+    if (!whole) {
+      for (const HostView& part : parts) {
+        header->add_part_shapes()->mutable_values()->Add(part.meta.shape.begin(), part.meta.shape.end());
+      }
+    }
+    header->set_inline_bytes(std::move(data));
+    header->set_total_bytes(total);
+  }
+  for (std::size_t offset = total <= kInlineBytes ? total : 0; offset < total;) {
+    const std::size_t bytes = std::min(kChunkBytes, total - offset);
+    std::string data = reader.read(bytes);
+    CommandQueue::Appender commands = queue_.append();
+    if (!commands) break;
+    v1::PutChunk* chunk = commands.add(bytes)->mutable_put_chunk();
+    chunk->set_tensor(id);
+    chunk->set_offset(offset);
+    chunk->set_data(std::move(data));
+    offset += bytes;
+  }
+  return make(id);
+}
+
+Tensor SessionCore::redistribute(const Tensor& tensor, const Placements& placements, const std::source_location& site) {
+  if (!tensor.defined()) return failed("redistribute", site, absl::InvalidArgumentError("there is no tensor"));
+  if (!tensor.handle_->error.ok()) return tensor;
+  SessionCore& self = *tensor.handle_->session;
+  TensorId output = 0;
+  {
+    CommandQueue::Appender commands = self.queue_.append();
+    if (commands) {
+      std::uint32_t number = 0;
+      self.setSite(commands, site, number);
+      output = self.nextTensor_++;
+      v1::Command* command = commands.add();
+      command->set_site(number);
+      command->mutable_redistribute()->set_tensor(tensor.handle_->id);
+      command->mutable_redistribute()->set_output(output);
+      toWire(placements, command->mutable_redistribute()->mutable_placements());
+    }
+  }
+  return self.make(output);
+}
+
+template <typename Fill>
+std::shared_ptr<FutureState> SessionCore::request(FutureState::Kind kind, const Fill& fill) {
+  CommandQueue::Appender commands = queue_.append();
+  const FutureId id = nextFuture_++;
+  auto state = std::make_shared<FutureState>(shared_from_this(), id, kind);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!cause_.ok()) {
+      state->resolve(cause_);
+      return state;
+    }
+    futures_.emplace(id, state);
+  }
+  // A queue that is closed without a cause yet: end() will fail the future.
+  if (commands) fill(commands.add(), id);
+  return state;
+}
+
+std::shared_ptr<FutureState> SessionCore::get(const Tensor& tensor, bool local, Rank rank) {
+  if (!tensor.defined()) return std::make_shared<FutureState>(absl::InvalidArgumentError("there is no tensor to get"));
+  const Tensor::Handle& handle = *tensor.handle_;
+  if (!handle.error.ok()) return std::make_shared<FutureState>(handle.error);
+  return handle.session->request(FutureState::Kind::kValue, [&](v1::Command* command, FutureId future) {
+    v1::Get* get = command->mutable_get();
+    get->set_future(future);
+    get->set_tensor(handle.id);
+    get->set_local(local);
+    get->set_rank(rank);
+  });
+}
+
+std::shared_ptr<FutureState> SessionCore::describe(const Tensor& tensor) {
+  if (!tensor.defined()) return std::make_shared<FutureState>(absl::InvalidArgumentError("there is no tensor to describe"));
+  const Tensor::Handle& handle = *tensor.handle_;
+  if (!handle.error.ok()) return std::make_shared<FutureState>(handle.error);
+  return handle.session->request(FutureState::Kind::kInfo, [&](v1::Command* command, FutureId future) {
+    command->mutable_describe()->set_future(future);
+    command->mutable_describe()->set_tensor(handle.id);
+  });
+}
+
+std::shared_ptr<FutureState> SessionCore::synchronize() {
+  return request(FutureState::Kind::kDone,
+                 [](v1::Command* command, FutureId future) { command->mutable_synchronize()->set_future(future); });
+}
+
+void SessionCore::release(TensorId tensor) {
+  CommandQueue::Appender commands = queue_.appendAtOnce();
+  if (!commands) return;
+  v1::Command* last = commands.last();
+  if (last == nullptr || !last->has_release()) last = commands.add();
+  last->mutable_release()->add_tensors(tensor);
+}
+
+void SessionCore::cancel(FutureId future) {
+  {
+    const std::lock_guard lock(mutex_);
+    futures_.erase(future);
+  }
+  CommandQueue::Appender commands = queue_.appendAtOnce();
+  if (commands) commands.add()->mutable_cancel_get()->set_future(future);
+}
+
+void SessionCore::onResult(const v1::FutureResult& result) {
+  std::shared_ptr<FutureState> state;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = futures_.find(result.future());
+    if (it != futures_.end()) state = it->second.lock();
+  }
+  if (state == nullptr || !state->onResult(result, meshOf(result.mesh()))) return;
+  const std::lock_guard lock(mutex_);
+  futures_.erase(result.future());
+}
+
+void SessionCore::end(absl::Status cause) {
+  queue_.stop();
+  absl::flat_hash_map<FutureId, std::weak_ptr<FutureState>> waiting;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!cause_.ok()) return;
+    cause_ = cause;
+    waiting.swap(futures_);
+  }
+  for (const auto& [id, weak] : waiting) {
+    if (const std::shared_ptr<FutureState> state = weak.lock()) state->resolve(cause);
+  }
+}
+
+}  // namespace dtorch
