@@ -113,7 +113,7 @@ def check_tidy(units, budget):
                 continue
             print(f"[{number}/{len(units)}] clang-tidy {unit} {seconds:.0f} s", flush=True)
             if result.returncode:
-                problems.append(result.stdout + result.stderr)
+                problems.append(result.stdout or result.stderr)
     return problems, left_out
 
 
