@@ -1,0 +1,329 @@
+#include "daemon/supervisor/supervisor.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "daemon/rpc/file_descriptor.h"
+#include "daemon/supervisor/heartbeat_server.h"
+#include "spdlog/spdlog.h"
+
+namespace dtorch {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kTermWait(1000);
+constexpr milliseconds kKillWait(5000);
+
+// What an epoll event is about: the worker with this number, and which of its two descriptors. 0 is the wake-up.
+std::uint64_t exitKey(std::uint64_t serial) { return serial << 1; }
+std::uint64_t outputKey(std::uint64_t serial) { return serial << 1 | 1; }
+
+struct Worker {
+  WorkerSpec spec;
+  std::uint64_t serial = 0;              // of this launch; the next worker of the rank has another
+  std::unique_ptr<WorkerHandle> handle;  // null: being launched, or ended
+  std::int64_t pid = 0;                  // 0: being launched
+  WorkerState state = WorkerState::kStarting;
+  Clock::time_point readyAt;
+  std::optional<Clock::time_point> lastBeat;
+  v1::Heartbeat heartbeat;
+  std::string detail;
+  std::vector<std::string> lastLines;  // of an ended one
+};
+
+}  // namespace
+
+absl::string_view name(WorkerState state) {
+  switch (state) {
+    case WorkerState::kStarting: return "starting";
+    case WorkerState::kReady: return "ready";
+    case WorkerState::kSilent: return "silent";
+    case WorkerState::kDead: return "dead";
+  }
+  return "unknown";
+}
+
+class Supervisor::Impl {
+ public:
+  Impl(milliseconds silentAfter, std::unique_ptr<WorkerLauncher> launcher,
+       std::function<void(Rank, std::string)> onExit)
+      : silentAfter_(silentAfter), launcher_(std::move(launcher)), onExit_(std::move(onExit)) {}
+  ~Impl();
+  absl::Status start(const std::string& socketPath);
+
+  absl::Status launch(const WorkerSpec& spec);
+  void markReady(Rank rank);
+  std::vector<WorkerSnapshot> snapshot();
+  std::vector<std::string> lastLines(Rank rank);
+  void terminateAll(milliseconds grace);
+
+ private:
+  void run();
+  void onOutput(std::uint64_t serial);
+  void onExited(std::uint64_t serial);
+  bool onBeat(const v1::Heartbeat& beat);
+
+  Worker* findLocked(std::uint64_t serial);
+  absl::Status watchLocked(const Worker& worker);
+  void noteSilenceLocked(Clock::time_point now);
+  void terminateLocked(bool force);
+  bool waitUntilAllDead(std::unique_lock<std::mutex>& lock, milliseconds limit);
+
+  const milliseconds silentAfter_;
+  const std::unique_ptr<WorkerLauncher> launcher_;
+  const std::function<void(Rank, std::string)> onExit_;
+  FileDescriptor epoll_;
+  FileDescriptor wake_;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable died_;
+  std::map<Rank, Worker> workers_;
+  std::uint64_t lastSerial_ = 0;
+  bool ending_ = false;
+
+  std::unique_ptr<HeartbeatServer> heartbeats_;
+  std::thread thread_;
+};
+
+absl::Status Supervisor::Impl::start(const std::string& socketPath) {
+  epoll_ = FileDescriptor(::epoll_create1(EPOLL_CLOEXEC));
+  wake_ = FileDescriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = 0}};
+  if (!epoll_.valid() || !wake_.valid() || ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) {
+    return absl::ErrnoToStatus(errno, "creating the supervisor's epoll and eventfd");
+  }
+  auto heartbeats = HeartbeatServer::start(socketPath, [this](const v1::Heartbeat& beat) { return onBeat(beat); });
+  if (!heartbeats.ok()) return heartbeats.status();
+  heartbeats_ = *std::move(heartbeats);
+  thread_ = std::thread([this] { run(); });
+  return absl::OkStatus();
+}
+
+Supervisor::Impl::~Impl() {
+  if (!thread_.joinable()) return;
+  terminateAll(milliseconds(0));
+  ::eventfd_write(wake_.get(), 1);
+  thread_.join();
+}
+
+absl::Status Supervisor::Impl::launch(const WorkerSpec& spec) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (ending_) return absl::CancelledError("the workers are being stopped");
+    const auto it = workers_.find(spec.rank);
+    if (it != workers_.end() && it->second.state != WorkerState::kDead) {
+      return absl::AlreadyExistsError(absl::StrCat("rank ", spec.rank, " has a worker, pid ", it->second.pid));
+    }
+    Worker& worker = workers_[spec.rank] = {};
+    worker.spec = spec;
+    worker.serial = ++lastSerial_;
+  }
+  // Without the mutex: a worker in threads sends heartbeats while it is launched. Its entry stays as it is meanwhile, for
+  // only a handle's exit ends it.
+  absl::StatusOr<std::unique_ptr<WorkerHandle>> handle = launcher_->launch(spec);
+  const std::lock_guard lock(mutex_);
+  Worker& worker = workers_.at(spec.rank);
+  absl::Status status = handle.status();
+  if (handle.ok()) {
+    worker.handle = *std::move(handle);
+    worker.pid = worker.handle->pid();
+    status = watchLocked(worker);
+  }
+  if (!status.ok()) {
+    worker.handle.reset();
+    worker.state = WorkerState::kDead;
+    worker.detail = std::string(status.message());
+    died_.notify_all();
+    return status;
+  }
+  spdlog::info("worker {} started, pid {}", spec.rank, worker.pid);
+  if (ending_) worker.handle->terminate(true);
+  return absl::OkStatus();
+}
+
+void Supervisor::Impl::markReady(Rank rank) {
+  const std::lock_guard lock(mutex_);
+  const auto it = workers_.find(rank);
+  if (it == workers_.end() || it->second.state != WorkerState::kStarting) return;
+  it->second.state = WorkerState::kReady;
+  it->second.readyAt = Clock::now();
+}
+
+std::vector<WorkerSnapshot> Supervisor::Impl::snapshot() {
+  const std::lock_guard lock(mutex_);
+  const Clock::time_point now = Clock::now();
+  noteSilenceLocked(now);
+  std::vector<WorkerSnapshot> result;
+  for (const auto& [rank, worker] : workers_) {
+    const std::int64_t age =
+        worker.lastBeat ? std::chrono::duration_cast<milliseconds>(now - *worker.lastBeat).count() : -1;
+    result.push_back({rank, worker.pid, worker.spec.device, worker.state, age, worker.heartbeat, worker.detail});
+  }
+  return result;
+}
+
+std::vector<std::string> Supervisor::Impl::lastLines(Rank rank) {
+  const std::lock_guard lock(mutex_);
+  const auto it = workers_.find(rank);
+  if (it == workers_.end()) return {};
+  return it->second.handle != nullptr ? it->second.handle->lastLines() : it->second.lastLines;
+}
+
+void Supervisor::Impl::terminateAll(milliseconds grace) {
+  std::unique_lock lock(mutex_);
+  ending_ = true;
+  if (waitUntilAllDead(lock, grace)) return;
+  terminateLocked(false);
+  if (waitUntilAllDead(lock, kTermWait)) return;
+  terminateLocked(true);
+  if (!waitUntilAllDead(lock, kKillWait)) spdlog::error("some workers have not ended after SIGKILL");
+}
+
+void Supervisor::Impl::run() {
+  ::pthread_setname_np(::pthread_self(), "dtorch-superv");
+  const auto tick = std::clamp(silentAfter_ / 4, milliseconds(5), milliseconds(1000));
+  for (;;) {
+    epoll_event events[16];
+    const int count = ::epoll_wait(epoll_.get(), events, 16, static_cast<int>(tick.count()));
+    for (int i = 0; i < count; ++i) {
+      const std::uint64_t key = events[i].data.u64;
+      if (key == 0) return;
+      if (key == exitKey(key >> 1)) {
+        onExited(key >> 1);
+      } else {
+        onOutput(key >> 1);
+      }
+    }
+    const std::lock_guard lock(mutex_);
+    noteSilenceLocked(Clock::now());
+  }
+}
+
+void Supervisor::Impl::onOutput(std::uint64_t serial) {
+  const std::lock_guard lock(mutex_);
+  Worker* worker = findLocked(serial);
+  if (worker == nullptr || worker->handle->readOutput()) return;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, worker->handle->outputFd(), nullptr);
+}
+
+void Supervisor::Impl::onExited(std::uint64_t serial) {
+  std::unique_lock lock(mutex_);
+  Worker* worker = findLocked(serial);
+  if (worker == nullptr) return;
+  const std::unique_ptr<WorkerHandle> handle = std::move(worker->handle);
+  const Rank rank = worker->spec.rank;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, handle->exitFd(), nullptr);
+  if (handle->outputFd() >= 0) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, handle->outputFd(), nullptr);
+  lock.unlock();
+
+  handle->readOutput();
+  const std::string detail = absl::StrCat("pid ", handle->pid(), ": ", handle->takeExit());
+  const std::vector<std::string> lines = handle->lastLines();
+
+  lock.lock();
+  // Still the same worker: launch() replaces dead ones only.
+  worker->state = WorkerState::kDead;
+  worker->detail = detail;
+  worker->lastLines = lines;
+  const bool expected = ending_;
+  died_.notify_all();
+  lock.unlock();
+  if (expected) {
+    spdlog::info("worker {} ended, {}", rank, detail);
+    return;
+  }
+  spdlog::error("worker {} is lost, {}", rank, detail);
+  onExit_(rank, lines.empty() ? detail : absl::StrCat(detail, "; its last lines:\n  ", absl::StrJoin(lines, "\n  ")));
+}
+
+bool Supervisor::Impl::onBeat(const v1::Heartbeat& beat) {
+  const std::lock_guard lock(mutex_);
+  const auto it = workers_.find(beat.rank());
+  if (it == workers_.end()) return false;
+  Worker& worker = it->second;
+  if (worker.state == WorkerState::kDead || (worker.pid != 0 && worker.pid != beat.pid())) return false;
+  worker.heartbeat = beat;
+  worker.lastBeat = Clock::now();
+  if (worker.state == WorkerState::kSilent) {
+    worker.state = WorkerState::kReady;
+    spdlog::info("worker {} (pid {}) is heard again", beat.rank(), worker.pid);
+  }
+  return true;
+}
+
+Worker* Supervisor::Impl::findLocked(std::uint64_t serial) {
+  for (auto& [rank, worker] : workers_) {
+    if (worker.serial == serial && worker.handle != nullptr) return &worker;
+  }
+  return nullptr;
+}
+
+absl::Status Supervisor::Impl::watchLocked(const Worker& worker) {
+  epoll_event exit{.events = EPOLLIN, .data = {.u64 = exitKey(worker.serial)}};
+  epoll_event output{.events = EPOLLIN, .data = {.u64 = outputKey(worker.serial)}};
+  const int outputFd = worker.handle->outputFd();
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, worker.handle->exitFd(), &exit) != 0 ||
+      (outputFd >= 0 && ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, outputFd, &output) != 0)) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("watching the worker of rank ", worker.spec.rank));
+  }
+  return absl::OkStatus();
+}
+
+void Supervisor::Impl::noteSilenceLocked(Clock::time_point now) {
+  for (auto& [rank, worker] : workers_) {
+    if (worker.state != WorkerState::kReady) continue;
+    const Clock::time_point heard = std::max(worker.readyAt, worker.lastBeat.value_or(worker.readyAt));
+    if (now - heard <= silentAfter_) continue;
+    worker.state = WorkerState::kSilent;
+    spdlog::warn("worker {} (pid {}) has sent no heartbeat for {} ms: it is waited for", rank, worker.pid,
+                 std::chrono::duration_cast<milliseconds>(now - heard).count());
+  }
+}
+
+void Supervisor::Impl::terminateLocked(bool force) {
+  for (const auto& [rank, worker] : workers_) {
+    if (worker.handle == nullptr) continue;
+    spdlog::warn("worker {} (pid {}) has not ended by itself: {}", rank, worker.pid, force ? "SIGKILL" : "SIGTERM");
+    worker.handle->terminate(force);
+  }
+}
+
+bool Supervisor::Impl::waitUntilAllDead(std::unique_lock<std::mutex>& lock, milliseconds limit) {
+  return died_.wait_for(lock, limit, [this] {
+    return std::all_of(workers_.begin(), workers_.end(),
+                       [](const auto& entry) { return entry.second.state == WorkerState::kDead; });
+  });
+}
+
+Supervisor::Supervisor(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Supervisor::~Supervisor() = default;
+
+absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::start(const SupervisorOptions& options,
+                                                              std::unique_ptr<WorkerLauncher> launcher,
+                                                              std::function<void(Rank, std::string)> onExit) {
+  auto impl = std::make_unique<Impl>(options.silentAfter, std::move(launcher), std::move(onExit));
+  if (absl::Status status = impl->start(options.socketPath); !status.ok()) return status;
+  return std::unique_ptr<Supervisor>(new Supervisor(std::move(impl)));
+}
+
+absl::Status Supervisor::launch(const WorkerSpec& spec) { return impl_->launch(spec); }
+void Supervisor::markReady(Rank rank) { impl_->markReady(rank); }
+std::vector<WorkerSnapshot> Supervisor::snapshot() const { return impl_->snapshot(); }
+std::vector<std::string> Supervisor::lastLines(Rank rank) const { return impl_->lastLines(rank); }
+void Supervisor::terminateAll(milliseconds grace) { impl_->terminateAll(grace); }
+
+}  // namespace dtorch
