@@ -5,7 +5,8 @@ namespace dtorch {
 
 /// A tensor as its session names it; the client allocates these, 0 is never used.
 using TensorId = std::uint64_t;
-/// A tensor as the daemon and its workers name it, unique over all sessions of one daemon.
+/// A tensor as the daemon and its workers name it, unique over all sessions of one daemon: the session's number in the
+/// upper 24 bits, a count of the session's own in the lower 40.
 using OperandId = std::uint64_t;
 using FutureId = std::uint64_t;
 using SessionId = std::uint64_t;
@@ -15,5 +16,10 @@ using PlanId = std::uint32_t;
 /// Position of an operator in the daemon's one total order.
 using OperatorNumber = std::uint64_t;
 using Rank = std::int32_t;
+
+inline constexpr int kSessionShift = 40;
+inline constexpr SessionId kMaxSession = (SessionId{1} << 24) - 1;
+/// The session that an operand or a fence belongs to.
+constexpr SessionId sessionOf(OperandId operand) { return operand >> kSessionShift; }
 
 }  // namespace dtorch
