@@ -50,13 +50,14 @@ class Value {
 
   Value() = default;
   template <typename T>
-    requires std::is_constructible_v<Variant, T&&> && (!std::is_same_v<std::remove_cvref_t<T>, Value>)
+    requires std::is_constructible_v<Variant, T&&> && (!std::is_arithmetic_v<std::remove_cvref_t<T>>) &&
+             (!std::is_same_v<std::remove_cvref_t<T>, Value>)
   Value(T&& value) : value_(std::forward<T>(value)) {}  // NOLINT(google-explicit-constructor): arguments read as literals
+  /// Numbers become bool, int64 or double.
   template <typename T>
-    requires std::is_integral_v<T> && (!std::is_same_v<T, bool>) && (!std::is_same_v<T, std::int64_t>)
-  Value(T value) : value_(static_cast<std::int64_t>(value)) {}  // NOLINT(google-explicit-constructor)
-  Value(float value) : value_(static_cast<double>(value)) {}    // NOLINT(google-explicit-constructor)
-  Value(const char* text) : value_(std::string(text)) {}        // NOLINT(google-explicit-constructor)
+    requires std::is_arithmetic_v<T>
+  Value(T value) : value_(number(value)) {}                // NOLINT(google-explicit-constructor)
+  Value(const char* text) : value_(std::string(text)) {}  // NOLINT(google-explicit-constructor)
 
   bool isNone() const { return std::holds_alternative<std::monostate>(value_); }
   template <typename T>
@@ -70,6 +71,17 @@ class Value {
   friend bool operator==(const Value& a, const Value& b);
 
  private:
+  template <typename T>
+  static Variant number(T value) {
+    if constexpr (std::is_same_v<T, bool>) {
+      return value;
+    } else if constexpr (std::is_integral_v<T>) {
+      return static_cast<std::int64_t>(value);
+    } else {
+      return static_cast<double>(value);
+    }
+  }
+
   Variant value_;
 };
 
