@@ -4,7 +4,7 @@
 
 namespace dtorch {
 
-CommandQueue::CommandQueue(Limits limits) : limits_(limits), filling_(freshLocked()) {}
+CommandQueue::CommandQueue(Limits limits) : limits_(limits) { filling_ = freshLocked(); }
 
 CommandQueue::Appender::~Appender() {
   if (!lock_.owns_lock()) return;
