@@ -1,11 +1,11 @@
 #pragma once
+#include <grpcpp/server.h>
+
 #include <mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
-
-#include <grpcpp/server.h>
 
 #include "absl/status/status.h"
 #include "daemon/rpc/file_descriptor.h"

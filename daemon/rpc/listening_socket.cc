@@ -32,8 +32,7 @@ absl::Status removeStale(const std::string& path, const sockaddr_un& address) {
   }
   const FileDescriptor probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!probe.valid()) return absl::ErrnoToStatus(errno, "creating a socket");
-  const bool connected =
-      ::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  const bool connected = ::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
   if (!connected && errno == ECONNREFUSED) {
     if (::unlink(path.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
     return absl::ErrnoToStatus(errno, absl::StrCat("removing the stale socket ", path));
@@ -42,8 +41,8 @@ absl::Status removeStale(const std::string& path, const sockaddr_un& address) {
   ucred peer{};
   socklen_t size = sizeof peer;
   const bool known = connected && ::getsockopt(probe.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
-  return absl::AlreadyExistsError(absl::StrCat("process ", known ? absl::StrCat(peer.pid) : "(of unknown pid)",
-                                               " already listens on ", path));
+  return absl::AlreadyExistsError(
+      absl::StrCat("process ", known ? absl::StrCat(peer.pid) : "(of unknown pid)", " already listens on ", path));
 }
 
 struct HostPort {
@@ -54,8 +53,7 @@ struct HostPort {
 std::optional<HostPort> splitAddress(const std::string& address) {
   const std::size_t colon = address.rfind(':');
   HostPort result;
-  if (colon == std::string::npos || !absl::SimpleAtoi(address.substr(colon + 1), &result.port) ||
-      result.port > 65535) {
+  if (colon == std::string::npos || !absl::SimpleAtoi(address.substr(colon + 1), &result.port) || result.port > 65535) {
     return std::nullopt;
   }
   result.host = address.substr(0, colon);
@@ -110,9 +108,9 @@ absl::StatusOr<ListeningSocket> ListeningSocket::bindLoopback(const std::string&
   if (!parts) return absl::InvalidArgumentError(absl::StrCat("\"", address, "\" is not of the form HOST:PORT"));
   if (parts->host == "localhost") parts->host = "127.0.0.1";
   if (!isLoopback(parts->host)) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("refusing to listen on ", address,
-                     ": TCP is neither encrypted nor authenticated, so only 127.0.0.1, [::1] and localhost are allowed"));
+    return absl::PermissionDeniedError(absl::StrCat(
+        "refusing to listen on ", address,
+        ": TCP is neither encrypted nor authenticated, so only 127.0.0.1, [::1] and localhost are allowed"));
   }
   addrinfo hints{};
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE;

@@ -59,7 +59,8 @@ absl::Status ensureRuntimeDirectory(const std::string& path) {
   struct stat there {};
   if (::stat(path.c_str(), &there) != 0) return absl::ErrnoToStatus(errno, path);
   if (!S_ISDIR(there.st_mode)) {
-    return absl::FailedPreconditionError(absl::StrCat(path, " is not a directory: move it, or set another runtime.dir"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " is not a directory: move it, or set another runtime.dir"));
   }
   if (there.st_uid != ::geteuid() && there.st_uid != 0) {
     return absl::PermissionDeniedError(absl::StrCat("the directory ", path, " belongs to user ", there.st_uid,
@@ -77,7 +78,8 @@ absl::StatusOr<PidFile> PidFile::acquire(const std::string& path) {
       if (errno != EWOULDBLOCK) return absl::ErrnoToStatus(errno, absl::StrCat("locking ", path));
       const std::int64_t holder = holderOf(fd.get());
       if (holder == 0) continue;  // it ended meanwhile
-      return absl::AlreadyExistsError(absl::StrCat("another dtorchd runs here, pid ", holder, " (it holds ", path, ")"));
+      return absl::AlreadyExistsError(
+          absl::StrCat("another dtorchd runs here, pid ", holder, " (it holds ", path, ")"));
     }
     // A holder removes its file before it unlocks: then this lock is on a file that nobody else will find.
     if (!isStillAt(fd.get(), path)) continue;

@@ -10,9 +10,9 @@ namespace dtorch {
 
 absl::Status checkProtocol(absl::string_view peer, std::uint32_t theirs) {
   if (theirs == kProtocolVersion) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(peer, " speaks version ", theirs, " of the protocol, this daemon (dtorch ",
-                                                    kDtorchVersion, ") version ", kProtocolVersion,
-                                                    ": install the same release of dtorch on both sides"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(peer, " speaks version ", theirs, " of the protocol, this daemon (dtorch ", kDtorchVersion,
+                   ") version ", kProtocolVersion, ": install the same release of dtorch on both sides"));
 }
 
 grpc::Status toGrpc(const absl::Status& status) {

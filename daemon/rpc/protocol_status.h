@@ -1,7 +1,7 @@
 #pragma once
-#include <cstdint>
-
 #include <grpcpp/support/status.h>
+
+#include <cstdint>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"

@@ -22,8 +22,9 @@ namespace {
 using std::chrono::milliseconds;
 
 // The session stream is raw: generated code takes an unparsable message for the normal end of the stream.
-class Service final : public v1::Dtorch::WithRawCallbackMethod_Session<
-                          v1::Dtorch::WithCallbackMethod_GetStatus<v1::Dtorch::WithCallbackMethod_Stop<v1::Dtorch::Service>>> {
+class Service final
+    : public v1::Dtorch::WithRawCallbackMethod_Session<
+          v1::Dtorch::WithCallbackMethod_GetStatus<v1::Dtorch::WithCallbackMethod_Stop<v1::Dtorch::Service>>> {
  public:
   Service(SessionListener* listener, const Acceptor* acceptor) : listener_(listener), acceptor_(acceptor) {}
   OpenStreams& streams() { return streams_; }
@@ -141,8 +142,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::bind(const ServerOptions& option
     if (!tcpSocket.ok()) return tcpSocket.status();
     sockets.push_back(*std::move(tcpSocket));
   }
-  return std::unique_ptr<Server>(
-      new Server(std::make_unique<Impl>(options, *std::move(pidFile), std::move(sockets))));
+  return std::unique_ptr<Server>(new Server(std::make_unique<Impl>(options, *std::move(pidFile), std::move(sockets))));
 }
 
 absl::Status Server::serve(SessionListener* listener) { return impl_->serve(listener); }

@@ -11,16 +11,17 @@ namespace dtorch {
 
 struct ServerOptions {
   std::string socketPath;
-  std::string pidFile;       // flock'ed; holds the daemon's pid
-  std::string tcpAddress;    // "127.0.0.1:4077", this host only; empty: none
+  std::string pidFile;     // flock'ed; holds the daemon's pid
+  std::string tcpAddress;  // "127.0.0.1:4077", this host only; empty: none
   std::size_t maxMessageBytes = 64u << 20;
 };
 
 /// The clients' gRPC server: service dtorch.v1.Dtorch, and grpc.health.v1.Health. Sockets are bound and accepted here,
 /// not by gRPC, which settles double starts, stale sockets and peer credentials.
 ///
-/// Thread: the owner's, never one of gRPC's (a listener's callback) or a signal handler: shutdown would wait for itself.
-/// Errors: ALREADY_EXISTS names the pid of the daemon that holds the address; FAILED_PRECONDITION: the path is something
+/// Thread: the owner's, never one of gRPC's (a listener's callback) or a signal handler: shutdown would wait for
+/// itself. Errors: ALREADY_EXISTS names the pid of the daemon that holds the address; FAILED_PRECONDITION: the path is
+/// something
 ///   other than a socket (never removed); INVALID_ARGUMENT: a path over 107 bytes; PERMISSION_DENIED: the directory is
 ///   another user's, or the TCP address is not of this host alone.
 class Server {
@@ -32,8 +33,8 @@ class Server {
   absl::Status serve(SessionListener* listener);
   void setServing(bool serving);
   /// Removes the socket, refuses new streams and ends open ones with UNAVAILABLE; those whose clients have not taken
-  /// what is queued for them within `grace` are cut off. Last, it removes the pid file. Takes 250 ms more than `grace` at
-  /// most, provided that the listener's calls return. Idempotent.
+  /// what is queued for them within `grace` are cut off. Last, it removes the pid file. Takes 250 ms more than `grace`
+  /// at most, provided that the listener's calls return. Idempotent.
   void shutdown(std::chrono::milliseconds grace);
 
  private:

@@ -1,10 +1,10 @@
 #pragma once
+#include <google/protobuf/arena.h>
+#include <sys/types.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <sys/types.h>
-
-#include <google/protobuf/arena.h>
 
 #include "absl/status/status.h"
 #include "core/ids.h"

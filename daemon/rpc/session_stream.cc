@@ -59,8 +59,8 @@ void SessionStream::OnReadDone(bool ok) {
   auto request = std::make_unique<ClientRequest>();
   request->bytes = incoming_.Length();
   if (!grpc::SerializationTraits<v1::ClientMessage>::Deserialize(&incoming_, request->message()).ok()) {
-    return close(absl::InvalidArgumentError(
-        absl::StrCat("message ", received_, " (", request->bytes, " bytes) does not parse as dtorch.v1.ClientMessage")));
+    return close(absl::InvalidArgumentError(absl::StrCat("message ", received_, " (", request->bytes,
+                                                         " bytes) does not parse as dtorch.v1.ClientMessage")));
   }
   {
     const std::lock_guard lock(mutex_);

@@ -1,13 +1,13 @@
 #pragma once
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/server_callback.h>
+
 #include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
-
-#include <grpcpp/support/byte_buffer.h>
-#include <grpcpp/support/server_callback.h>
 
 #include "daemon/rpc/session_channel.h"
 
@@ -67,7 +67,7 @@ class SessionStream final : public SessionChannel, public grpc::ServerBidiReacto
   bool held_ = false;     // the listener has a request: the next read waits for readNext()
   bool writing_ = false;  // a write is on its way: outgoing_ is taken
   bool finished_ = false;
-  bool above_ = false;  // queuedBytes_ was above the mark of onDrained
+  bool above_ = false;                   // queuedBytes_ was above the mark of onDrained
   std::optional<absl::Status> closing_;  // set once; what Finish will say
 };
 

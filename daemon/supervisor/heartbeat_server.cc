@@ -39,7 +39,8 @@ absl::StatusOr<std::unique_ptr<HeartbeatServer>> HeartbeatServer::start(const st
   builder.RegisterService(&result->service_);
   builder.SetMaxReceiveMessageSize(1 << 20);
   result->server_ = builder.BuildAndStart();
-  if (result->server_ == nullptr) return absl::InternalError("gRPC did not start the heartbeat server; its log says why");
+  if (result->server_ == nullptr)
+    return absl::InternalError("gRPC did not start the heartbeat server; its log says why");
   if (absl::Status status = result->acceptor_.start(result->server_.get()); !status.ok()) return status;
   return result;
 }

@@ -1,9 +1,9 @@
 #pragma once
+#include <grpcpp/server.h>
+
 #include <functional>
 #include <memory>
 #include <string>
-
-#include <grpcpp/server.h>
 
 #include "absl/status/statusor.h"
 #include "daemon/rpc/acceptor.h"

@@ -4,7 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
-#include <sys/pidfd.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -24,16 +24,26 @@ constexpr int kKillWaitMs = 5000;
 
 std::vector<std::string> commandLine(const std::string& binary, const WorkerSpec& spec) {
   return {binary,
-          "--rank", absl::StrCat(spec.rank),
-          "--world-size", absl::StrCat(spec.worldSize),
-          "--device", spec.device,
-          "--frames", spec.frameEndpoint,
-          "--reports", spec.reportEndpoint,
-          "--supervisor", spec.supervisorTarget,
-          "--threads", absl::StrCat(spec.threads),
-          "--heartbeat-interval-ms", absl::StrCat(spec.heartbeatInterval.count()),
-          "--comm-timeout-ms", absl::StrCat(spec.commTimeout.count()),
-          "--lifetime-fd", absl::StrCat(kLifetimeFd)};
+          "--rank",
+          absl::StrCat(spec.rank),
+          "--world-size",
+          absl::StrCat(spec.worldSize),
+          "--device",
+          spec.device,
+          "--frames",
+          spec.frameEndpoint,
+          "--reports",
+          spec.reportEndpoint,
+          "--supervisor",
+          spec.supervisorTarget,
+          "--threads",
+          absl::StrCat(spec.threads),
+          "--heartbeat-interval-ms",
+          absl::StrCat(spec.heartbeatInterval.count()),
+          "--comm-timeout-ms",
+          absl::StrCat(spec.commTimeout.count()),
+          "--lifetime-fd",
+          absl::StrCat(kLifetimeFd)};
 }
 
 struct Pipe {
@@ -114,8 +124,7 @@ class SpawnPlan {
     ::sigfillset(&signals);
     ::posix_spawnattr_setsigdefault(&attributes_, &signals);
     ::posix_spawnattr_setpgroup(&attributes_, 0);
-    ::posix_spawnattr_setflags(&attributes_,
-                               POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
+    ::posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
   }
   SpawnPlan(const SpawnPlan&) = delete;
   SpawnPlan& operator=(const SpawnPlan&) = delete;
@@ -153,7 +162,7 @@ class ProcessLauncher final : public WorkerLauncher {
         SpawnPlan(output->write.get(), lifetime->read.get()).run(commandLine(binary_, spec));
     if (!pid.ok()) return pid.status();
     // Nobody else reaps the child, so its id still names it.
-    FileDescriptor pidFd(::pidfd_open(*pid, 0));
+    FileDescriptor pidFd(static_cast<int>(::syscall(SYS_pidfd_open, *pid, 0)));
     if (!pidFd.valid()) {
       const int error = errno;
       ::kill(-*pid, SIGKILL);

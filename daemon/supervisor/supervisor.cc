@@ -49,10 +49,14 @@ struct Worker {
 
 absl::string_view name(WorkerState state) {
   switch (state) {
-    case WorkerState::kStarting: return "starting";
-    case WorkerState::kReady: return "ready";
-    case WorkerState::kSilent: return "silent";
-    case WorkerState::kDead: return "dead";
+    case WorkerState::kStarting:
+      return "starting";
+    case WorkerState::kReady:
+      return "ready";
+    case WorkerState::kSilent:
+      return "silent";
+    case WorkerState::kDead:
+      return "dead";
   }
   return "unknown";
 }
@@ -132,8 +136,8 @@ absl::Status Supervisor::Impl::launch(const WorkerSpec& spec) {
     worker.spec = spec;
     worker.serial = ++lastSerial_;
   }
-  // Without the mutex: a worker in threads sends heartbeats while it is launched. Its entry stays as it is meanwhile, for
-  // only a handle's exit ends it.
+  // Without the mutex: a worker in threads sends heartbeats while it is launched. Its entry stays as it is meanwhile,
+  // for only a handle's exit ends it.
   absl::StatusOr<std::unique_ptr<WorkerHandle>> handle = launcher_->launch(spec);
   const std::lock_guard lock(mutex_);
   Worker& worker = workers_.at(spec.rank);

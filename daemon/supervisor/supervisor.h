@@ -41,8 +41,8 @@ struct SupervisorOptions {
 /// Thread: safe; callbacks come from the supervisor's own thread.
 class Supervisor {
  public:
-  /// `onExit(rank, detail)` is told once of every worker that ends without terminateAll(); detail has pid, code or signal
-  /// and the last log lines. It must not wait for the supervisor: no exit is seen until it returns.
+  /// `onExit(rank, detail)` is told once of every worker that ends without terminateAll(); detail has pid, code or
+  /// signal and the last log lines. It must not wait for the supervisor: no exit is seen until it returns.
   static absl::StatusOr<std::unique_ptr<Supervisor>> start(const SupervisorOptions& options,
                                                            std::unique_ptr<WorkerLauncher> launcher,
                                                            std::function<void(Rank, std::string)> onExit);
