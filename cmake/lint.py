@@ -9,6 +9,10 @@ import time
 
 CXX = (".cc", ".h", ".cu")
 BUILD = "build/lint"  # its own: clang-tidy cannot read GCC's precompiled headers
+TIDY_ARGUMENTS = [
+    "--extra-arg=-Wno-unknown-warning-option",
+    f"--extra-arg=-include{os.path.abspath('cmake/clang_tidy_14.h')}",
+]
 RECENT_COMMITS = 50
 FULL_BUDGET = 24 * 3600
 
@@ -103,7 +107,7 @@ def check_tidy(units, budget):
         if time.monotonic() > deadline:
             return unit, None, 0
         start = time.monotonic()
-        command = ["clang-tidy-14", "-p", BUILD, "--quiet", "--extra-arg=-Wno-unknown-warning-option", unit]
+        command = ["clang-tidy-14", "-p", BUILD, "--quiet", *TIDY_ARGUMENTS, unit]
         return unit, subprocess.run(command, capture_output=True, text=True), time.monotonic() - start
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -209,6 +209,7 @@ absl::StatusOr<std::vector<Setting>> environmentSettings(const ConfigProgram& pr
                                                          const std::map<std::string, std::string>& environment) {
   std::map<std::string, std::string> keyOf;
   std::vector<std::string> known;
+  known.reserve(keys.size());
   for (const ConfigKey& key : keys) {
     known.push_back(variableOf(key.name));
     keyOf.emplace(known.back(), key.name);

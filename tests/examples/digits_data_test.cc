@@ -25,7 +25,7 @@ DigitsData shipped() {
 TEST_CASE("the shipped digits have the rows and labels of the data set") {
   const DigitsData data = shipped();
   CHECK(data.rows() == 1797);
-  CHECK(data.pixels.size() == 1797U * 64U);
+  CHECK(data.pixels.size() == 115008);  // 1,797 * 64
   std::vector<int> histogram(10);
   for (const std::int64_t label : data.labels) ++histogram.at(static_cast<std::size_t>(label));
   CHECK(histogram == std::vector<int>{178, 182, 177, 183, 181, 182, 181, 179, 174, 180});
@@ -47,7 +47,9 @@ TEST_CASE("each pixel of the shipped digits is where it belongs") {
   CHECK(*std::min_element(data.pixels.begin(), data.pixels.end()) == 0.0F);
   double weighted = 0;  // sum over rows i and columns j, both from 1, of i * j * pixel: no two may be swapped
   for (std::size_t k = 0; k < data.pixels.size(); ++k) {
-    weighted += static_cast<double>(k / 64 + 1) * static_cast<double>(k % 64 + 1) * data.pixels[k];
+    const std::size_t row = k / 64;
+    const std::size_t column = k % 64;
+    weighted += static_cast<double>((row + 1) * (column + 1)) * static_cast<double>(data.pixels[k]);
   }
   for (std::size_t i = 0; i < data.labels.size(); ++i) {
     weighted += static_cast<double>(i + 1) * 65 * static_cast<double>(data.labels[i]) / 16;
