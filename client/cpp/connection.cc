@@ -40,6 +40,7 @@ Connection::Connection(std::string address, std::string client, std::shared_ptr<
       reader_([this, client = std::move(client)] { readLoop(client); }) {}
 
 Connection::~Connection() {
+  closing_ = true;
   core_->queue().finish();
   if (ended_.get_future().wait_for(kCloseTimeout) != std::future_status::ready) context_.TryCancel();
   reader_.join();
@@ -83,6 +84,7 @@ void Connection::readLoop(const std::string& client) {
       if (message.has_result()) core_->onResult(message.result());
     }
     cause = streamError(finish(), address_);
+    if (closing_) cause = absl::UnavailableError("the session was closed");
   }
   core_->end(std::move(cause));
   ended_.set_value();

@@ -1,6 +1,7 @@
 #pragma once
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <chrono>
 #include <future>
 #include <memory>
@@ -38,6 +39,7 @@ class Connection {
   const std::unique_ptr<v1::Dtorch::Stub> stub_;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::ClientMessage, v1::DaemonMessage>> stream_;
+  std::atomic<bool> closing_ = false;
   std::promise<absl::StatusOr<v1::Welcome>> welcomed_;
   std::promise<void> ended_;
   std::thread sender_;  // started and joined by reader_
