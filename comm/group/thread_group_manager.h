@@ -4,9 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "comm/group/thread_group.h"
 #include "core/ids.h"
 #include "shm/segment.h"

@@ -1,0 +1,92 @@
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "comm/exchange/call.h"
+#include "core/ids.h"
+
+namespace dtorch {
+
+/// What one rank says of its next call: the fingerprint, how much it sends, or that it has failed.
+struct CallSlot {
+  static constexpr std::size_t kMaxText = 2048;
+
+  std::uint64_t sequence;
+  Call call;
+  /// Not 0: this rank's input could not be computed; an absl::StatusCode with `failText`.
+  std::int32_t failCode;
+  std::uint32_t failTextBytes;
+  /// The bytes are in the inline area, not streamed through chunks.
+  bool isInline;
+  /// Largest part for one destination, in bytes.
+  std::uint64_t largestPart;
+  std::array<char, kMaxText> failText;
+};
+
+/// The memory that the ranks of one group share, laid out in any zero-filled block: progress words, call slots, small
+/// payloads and chunk buffers. A view: it owns nothing.
+///
+/// Everything but the atomics is written by one rank and read by others after that rank's progress word says so.
+class Arena {
+ public:
+  static std::size_t bytesFor(int ranks);
+  /// Prepares a zero-filled block; done by one rank before the others see it.
+  static Arena format(std::byte* memory, const std::vector<Rank>& ranks);
+  explicit Arena(std::byte* memory) : memory_(memory) {}
+
+  /// False: not an arena of exactly these ranks.
+  bool isFor(const std::vector<Rank>& ranks, std::size_t bytes) const;
+  int size() const { return header().size; }
+  Rank rankAt(int index) const;
+  /// Room for a small payload beside a call slot, and in one chunk buffer. Multiples of 64.
+  std::size_t inlineBytes() const { return header().inlineBytes; }
+  std::size_t chunkBytes() const { return header().chunkBytes; }
+
+  /// Counts the steps that rank `index` has taken, modulo 2^32.
+  std::atomic<std::uint32_t>& posted(int index) const { return progress(index).posted; }
+  /// Ranks asleep until posted(index) changes.
+  std::atomic<std::uint32_t>& sleepers(int index) const { return progress(index).sleepers; }
+
+  /// Two of each, used in turn: a rank writes one again only when all others have read it (see Lockstep).
+  CallSlot& slot(int index, std::uint64_t sequence) const;
+  std::uint64_t* sendBytes(int index, std::uint64_t sequence) const;
+  std::uint64_t* receiveBytes(int index, std::uint64_t sequence) const;
+  std::byte* inlineData(int index, std::uint64_t sequence) const;
+  std::byte* chunk(int index, std::uint64_t turn) const;
+
+  /// Why the group is unusable; the first to set `breaking` writes the rest, then sets `broken`.
+  struct Breakage {
+    std::atomic<std::uint32_t> breaking;
+    std::atomic<std::uint32_t> broken;
+    std::int32_t code;
+    std::uint32_t textBytes;
+    std::array<char, CallSlot::kMaxText> text;
+  };
+  Breakage& breakage() const { return header().breakage; }
+
+ private:
+  struct Header {
+    std::uint64_t magic;
+    std::int32_t size;
+    std::uint64_t inlineBytes;
+    std::uint64_t chunkBytes;
+    Breakage breakage;
+  };
+  struct alignas(128) Progress {
+    std::atomic<std::uint32_t> posted;
+    std::atomic<std::uint32_t> sleepers;
+    Rank rank;
+  };
+
+  Header& header() const { return *reinterpret_cast<Header*>(memory_); }
+  Progress& progress(int index) const;
+  std::byte* rankBlock(int index) const;
+  std::size_t slotBytes() const;
+  std::size_t rankBytes() const;
+
+  std::byte* memory_;
+};
+
+}  // namespace dtorch

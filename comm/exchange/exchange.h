@@ -1,0 +1,69 @@
+#pragma once
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "comm/exchange/lockstep.h"
+#include "comm/exchange/rows.h"
+
+namespace dtorch {
+
+/// Writes to `out` the combination of `elements` elements of each of the `count` inputs, in that order. `out` may be one
+/// of the inputs.
+struct ReduceKernel {
+  void (*run)(std::byte* out, const std::byte* const* inputs, int count, std::size_t elements) = nullptr;
+  std::size_t elementBytes = 0;
+};
+
+/// The collectives of one group on bytes, for one of its ranks. Every rank makes the same calls in the same order; a call
+/// is checked against the others' before anything moves. Small payloads travel with that check; large ones are streamed
+/// through chunks that stay in the caches. Each element is reduced by one rank, in the order of ranks: same inputs, same
+/// bits, on every rank and every run.
+///
+/// Thread: one caller; Lockstep::breakGroup() from any thread.
+/// Errors: FAILED_PRECONDITION on all ranks, naming ranks, both calls and the sequence, when calls differ (the group is
+///   then broken); the status of a rank that called fail() (the group stays usable); those of Lockstep::awaitAll().
+class Exchange {
+ public:
+  Exchange(Arena arena, int self, std::vector<ProcessWatch> watches, std::chrono::milliseconds timeout);
+
+  int self() const { return self_; }
+  int size() const { return arena_.size(); }
+  Lockstep& lockstep() { return lockstep_; }
+  void setTimeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+
+  absl::Status barrier(const Call& call);
+  /// Sends `outgoing` to all ranks; `incoming[r]` receives what rank r sent, and is empty for a rank that sends nothing.
+  absl::Status spread(const Call& call, ConstRows outgoing, const std::vector<Rows>& incoming);
+  /// Sends `outgoing[r]` to rank r; `incoming[r]` receives what rank r sent here. Sizes are checked pair by pair.
+  absl::Status swap(const Call& call, const std::vector<ConstRows>& outgoing, const std::vector<Rows>& incoming);
+  /// Combines all ranks' `outgoing[self]` into `out`. The sizes of outgoing are the same on all ranks.
+  absl::Status reduceScatter(const Call& call, const std::vector<ConstRows>& outgoing, std::byte* out,
+                             ReduceKernel kernel);
+  /// Combines all ranks' `bytes` at `in` into `out`, which may be `in`. `root` >= 0: only that rank's `out` is written.
+  absl::Status allReduce(const Call& call, const std::byte* in, std::byte* out, std::size_t bytes, ReduceKernel kernel,
+                         int root);
+  /// Takes part in the next call as a rank whose input could not be computed: every rank's call returns `why`.
+  absl::Status fail(const absl::Status& why, const Call& call);
+
+ private:
+  /// Starts a call: fills this rank's slot, posts it, waits for all slots and compares them. `payload` is sent inline
+  /// when it fits.
+  absl::Status open(const Call& call, const std::vector<ConstRows>& parts, const std::vector<Rows>* incoming);
+  absl::Status post(const Call& call);
+  absl::Status compare(const Call& call);
+  absl::Status stepTogether(const Call& call);
+  bool isInline(int rank) const { return arena_.slot(rank, sequence_).isInline; }
+  std::uint64_t largestStreamedPart() const;
+
+  Arena arena_;
+  const int self_;
+  std::chrono::milliseconds timeout_;
+  Lockstep::Deadline deadline_;
+  std::uint64_t sequence_ = 0;
+  Lockstep lockstep_;
+};
+
+}  // namespace dtorch

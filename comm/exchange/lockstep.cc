@@ -1,0 +1,115 @@
+#include "comm/exchange/lockstep.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "shm/futex.h"
+
+namespace dtorch {
+namespace {
+using std::chrono::milliseconds;
+
+/// How often a sleeper looks whether a peer died; well below the second within which a death must be seen.
+constexpr milliseconds kLookAround{50};
+/// About 20 us: longer than a quick peer needs, shorter than two switches of threads.
+constexpr int kSpins = 500;
+
+int spinsFor(int ranks) {
+  // Whoever spins while more ranks than cores want to run keeps the one that it waits for from running.
+  return ranks <= static_cast<int>(std::thread::hardware_concurrency()) ? kSpins : 1;
+}
+
+}  // namespace
+
+Lockstep::Lockstep(Arena arena, int self, std::vector<ProcessWatch> watches)
+    : arena_(arena), self_(self), spins_(spinsFor(arena.size())), watches_(std::move(watches)) {}
+
+void Lockstep::step() {
+  // seq_cst on both sides of both words: either the sleeper sees the new count or this sees the sleeper.
+  arena_.posted(self_).store(++steps_, std::memory_order_seq_cst);
+  if (arena_.sleepers(self_).load(std::memory_order_seq_cst) != 0) futexWakeAll(arena_.posted(self_));
+}
+
+bool Lockstep::reached(int peer) const {
+  const std::uint32_t posted = arena_.posted(peer).load(std::memory_order_acquire);
+  return static_cast<std::int32_t>(posted - steps_) >= 0;
+}
+
+absl::Status Lockstep::awaitAll(Deadline deadline, const Call& call) {
+  for (int peer = 0; peer < arena_.size(); ++peer) {
+    bool arrived = reached(peer);
+    for (int spin = 0; !arrived && spin < spins_; ++spin) {
+      __builtin_ia32_pause();
+      arrived = reached(peer);
+    }
+    if (arrived) continue;
+    if (absl::Status status = awaitSlowly(peer, deadline, call); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Lockstep::awaitSlowly(int peer, Deadline deadline, const Call& call) {
+  std::atomic<std::uint32_t>& posted = arena_.posted(peer);
+  for (;;) {
+    // The condition before the breakage: a rank that has taken its last step may leave, and that is no error here.
+    const absl::Status why = broken();
+    const std::uint32_t seen = posted.load(std::memory_order_acquire);
+    if (reached(peer)) return absl::OkStatus();
+    if (!why.ok()) return why;
+    absl::Status failure = findDead();
+    if (failure.ok() && std::chrono::steady_clock::now() >= deadline) {
+      failure = absl::DeadlineExceededError(absl::StrCat("rank ", arena_.rankAt(self_), " waited in vain for rank ",
+                                                         arena_.rankAt(peer), " in ", call.toString()));
+    }
+    if (!failure.ok()) {
+      if (reached(peer)) return absl::OkStatus();  // its last step came before its death
+      breakGroup(failure);
+      return broken();
+    }
+    arena_.sleepers(peer).fetch_add(1, std::memory_order_seq_cst);
+    if (posted.load(std::memory_order_seq_cst) == seen) {
+      const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - std::chrono::steady_clock::now());
+      futexWait(posted, seen, std::min<std::chrono::nanoseconds>(kLookAround, left));
+    }
+    arena_.sleepers(peer).fetch_sub(1, std::memory_order_relaxed);
+  }
+}
+
+absl::Status Lockstep::findDead() const {
+  for (std::size_t i = 0; i < watches_.size(); ++i) {
+    if (watches_[i].pid() != 0 && watches_[i].exited()) {
+      return absl::UnavailableError(
+          absl::StrCat("rank ", arena_.rankAt(static_cast<int>(i)), " (process ", watches_[i].pid(), ") died"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Lockstep::breakGroup(const absl::Status& why) {
+  Arena::Breakage& breakage = arena_.breakage();
+  if (breakage.breaking.exchange(1, std::memory_order_acq_rel) == 0) {
+    const absl::string_view text = why.message();
+    breakage.code = why.raw_code();
+    breakage.textBytes = static_cast<std::uint32_t>(std::min(text.size(), breakage.text.size()));
+    std::memcpy(breakage.text.data(), text.data(), breakage.textBytes);
+    breakage.broken.store(1, std::memory_order_release);
+  }
+  for (int i = 0; i < arena_.size(); ++i) futexWakeAll(arena_.posted(i));
+}
+
+absl::Status Lockstep::broken() const {
+  const Arena::Breakage& breakage = arena_.breakage();
+  if (breakage.broken.load(std::memory_order_acquire) != 0) {
+    return absl::Status(static_cast<absl::StatusCode>(breakage.code),
+                        absl::string_view(breakage.text.data(), breakage.textBytes));
+  }
+  // Its writer is about to finish, or died over it: either way the group is of no use.
+  if (breakage.breaking.load(std::memory_order_acquire) != 0) return absl::AbortedError("a rank broke the group");
+  return absl::OkStatus();
+}
+
+}  // namespace dtorch

@@ -1,0 +1,46 @@
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "comm/exchange/arena.h"
+#include "shm/process_watch.h"
+
+namespace dtorch {
+
+/// One rank's end of the steps that all ranks of a group take together: take a step, wait until all have taken it. All
+/// ranks take the same steps in the same order, so that one counter a rank says how far it is.
+///
+/// Thread: one caller of step() and awaitAll(); breakGroup() from any thread.
+class Lockstep {
+ public:
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  /// `watches[i]` follows the process of rank i; a rank of this process has a default-made one.
+  Lockstep(Arena arena, int self, std::vector<ProcessWatch> watches);
+
+  /// Everything this rank wrote before is visible to whoever sees the step.
+  void step();
+  /// Waits until every rank has taken as many steps as this one.
+  /// Errors, after which the group is broken for all: UNAVAILABLE a process ended, DEADLINE_EXCEEDED; or the reason for
+  /// which it was broken before.
+  absl::Status awaitAll(Deadline deadline, const Call& call);
+  /// Makes the group unusable for all its ranks: their waits end with `why`. The first reason stays.
+  void breakGroup(const absl::Status& why);
+  /// Why the group is unusable; OK when it is not.
+  absl::Status broken() const;
+
+ private:
+  bool reached(int peer) const;
+  absl::Status awaitSlowly(int peer, Deadline deadline, const Call& call);
+  absl::Status findDead() const;
+
+  Arena arena_;
+  const int self_;
+  const int spins_;
+  std::uint32_t steps_ = 0;
+  std::vector<ProcessWatch> watches_;
+};
+
+}  // namespace dtorch

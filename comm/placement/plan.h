@@ -1,0 +1,30 @@
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "core/device_mesh.h"
+#include "core/placement.h"
+
+namespace dtorch {
+
+/// One step of a conversion: mesh dimension `meshDim` alone changes its placement.
+struct ConversionStep {
+  int meshDim = 0;
+  Placement from;
+  Placement to;
+  /// The placements of all mesh dimensions before this step.
+  Placements before;
+
+  /// Whether ranks exchange data in it.
+  bool communicates() const { return !from.isReplicate() && !to.isPartial(); }
+};
+
+/// The steps from placements `from` to `to` that move the fewest bytes, the same on every rank. Each step is right by
+/// itself: where several mesh dimensions shard one tensor dimension, an outer one changes only while no inner one shards
+/// it (rows would be permuted otherwise), and Partials of different operations are resolved innermost first.
+/// Errors: INVALID_ARGUMENT for placements that do not fit mesh and shape; UNIMPLEMENTED naming the pair.
+absl::StatusOr<std::vector<ConversionStep>> planConversion(const std::vector<std::int64_t>& shape, const DeviceMesh& mesh,
+                                                           const Placements& from, const Placements& to);
+
+}  // namespace dtorch

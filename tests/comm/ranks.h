@@ -1,0 +1,50 @@
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/group/thread_group_manager.h"
+
+namespace dtorch::testing {
+
+/// What a test runs as each of its ranks.
+struct RankContext {
+  Rank rank = 0;
+  int size = 0;
+  ThreadGroupManager& manager;
+  /// "" in threads; processes get what the test passed.
+  std::string argument;
+  /// Mismatches and errors; empty is success.
+  std::string failures;
+
+  std::vector<Rank> all() const;
+  ThreadGroup& world();
+  void check(bool condition, const std::string& what);
+};
+
+enum class Mode { kThreads, kProcesses };
+inline const char* name(Mode mode) { return mode == Mode::kThreads ? "threads" : "processes"; }
+
+/// A body that can run in a process of its own is registered under a name, with a static object.
+using RankBody = std::function<void(RankContext&)>;
+struct RankRole {
+  RankRole(const std::string& name, RankBody body);
+};
+
+struct RankOutcome {
+  /// Exit status of the process as waitpid gives it; 0 for threads.
+  int status = 0;
+  std::string failures;
+};
+
+/// Runs the role as `size` ranks that know each other, and returns what became of each, in order of ranks. Processes are
+/// started from this test's own executable, and all reaped before it returns.
+std::vector<RankOutcome> runRanks(Mode mode, int size, const std::string& role, const std::string& argument = "",
+                                  std::chrono::milliseconds timeout = std::chrono::seconds(20));
+
+/// runRanks, and a failed check for each rank that did not succeed.
+void expectRanks(Mode mode, int size, const std::string& role, const std::string& argument = "");
+
+}  // namespace dtorch::testing
