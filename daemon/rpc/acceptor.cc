@@ -1,5 +1,6 @@
 #include "daemon/rpc/acceptor.h"
 
+#include <fcntl.h>
 #include <grpcpp/server_posix.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -7,15 +8,25 @@
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 
-#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "spdlog/spdlog.h"
 
 namespace dtorch {
 namespace {
+
+constexpr absl::Duration kCutAfter = absl::Milliseconds(250);
+
+ino_t inodeOf(int fd) {
+  struct stat socket {};
+  return ::fstat(fd, &socket) == 0 ? socket.st_ino : 0;
+}
 
 PeerCredentials readCredentials(int fd) {
   int domain = 0;
@@ -32,7 +43,8 @@ PeerCredentials readCredentials(int fd) {
 absl::Status Acceptor::start(grpc::Server* server) {
   wake_ = FileDescriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_.valid()) return absl::ErrnoToStatus(errno, "creating an eventfd");
-  thread_ = std::thread([this, server] { run(server); });
+  server_ = server;
+  thread_ = std::thread([this] { run(); });
   return absl::OkStatus();
 }
 
@@ -44,13 +56,26 @@ void Acceptor::stop() {
   for (ListeningSocket& socket : sockets_) socket.close();
 }
 
-PeerCredentials Acceptor::credentials(const std::string& peer) const {
-  const std::lock_guard lock(mutex_);
-  const auto it = peers_.find(peer);
-  return it == peers_.end() ? PeerCredentials{} : it->second;
+void Acceptor::shutdownServer(std::chrono::system_clock::time_point deadline) {
+  if (server_ == nullptr) return;
+  absl::Notification done;
+  std::thread cutter([&] {
+    if (!done.WaitForNotificationWithDeadline(absl::FromChrono(deadline) + kCutAfter)) cutConnections();
+  });
+  server_->Shutdown(deadline);
+  done.Notify();
+  cutter.join();
 }
 
-void Acceptor::run(grpc::Server* server) {
+PeerCredentials Acceptor::credentials(const std::string& peer) const {
+  int fd = -1;
+  std::sscanf(peer.c_str(), "fd:%d", &fd);
+  const std::lock_guard lock(mutex_);
+  const auto it = connections_.find(fd);
+  return it == connections_.end() ? PeerCredentials{} : it->second.peer;
+}
+
+void Acceptor::run() {
   ::pthread_setname_np(::pthread_self(), "dtorch-accept");
   constexpr int kRetryMs = 100;
   std::vector<pollfd> polled{{.fd = wake_.get(), .events = POLLIN, .revents = 0}};
@@ -62,24 +87,33 @@ void Acceptor::run(grpc::Server* server) {
     const bool wasStarved = starved;
     starved = false;
     for (std::size_t i = 1; i < polled.size(); ++i) {
-      if ((wasStarved || polled[i].revents != 0) && !acceptOne(polled[i].fd, server)) starved = true;
+      if ((wasStarved || polled[i].revents != 0) && !acceptOne(polled[i].fd)) starved = true;
       polled[i].revents = 0;
     }
     if (starved && !wasStarved) spdlog::warn("cannot accept a connection: {}; trying again", std::strerror(errno));
   }
 }
 
-bool Acceptor::acceptOne(int listening, grpc::Server* server) {
+bool Acceptor::acceptOne(int listening) {
   const int fd = ::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0) return errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM;
   const int on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // a Unix socket refuses, and needs it not
   {
     const std::lock_guard lock(mutex_);
-    peers_[absl::StrCat("fd:", fd)] = readCredentials(fd);
+    connections_[fd] = {readCredentials(fd), inodeOf(fd)};
   }
-  grpc::AddInsecureChannelFromFd(server, fd);
+  grpc::AddInsecureChannelFromFd(server_, fd);
   return true;
+}
+
+void Acceptor::cutConnections() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [fd, connection] : connections_) {
+    // gRPC may close the descriptor at any time; the duplicate is looked at, and stays what it is.
+    const FileDescriptor duplicate(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+    if (duplicate.valid() && inodeOf(duplicate.get()) == connection.inode) ::shutdown(duplicate.get(), SHUT_RDWR);
+  }
 }
 
 }  // namespace dtorch

@@ -1,6 +1,8 @@
 #pragma once
 #include <grpcpp/server.h>
+#include <sys/types.h>
 
+#include <chrono>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -20,29 +22,40 @@ namespace dtorch {
 /// long as a call of the connection lives, gRPC keeps the descriptor open, so the number is not in use again and names
 /// the right entry; an entry of a closed connection is overwritten when its number comes back.
 ///
-/// Thread: one of its own; peer() from any.
+/// Thread: one of its own; credentials() from any, the rest from the owner's.
 class Acceptor {
  public:
   explicit Acceptor(std::vector<ListeningSocket> sockets) : sockets_(std::move(sockets)) {}
   ~Acceptor() { stop(); }
-  /// `server` must be started, and outlive stop().
+  /// `server` must be started, and outlive shutdownServer().
   absl::Status start(grpc::Server* server);
   /// Ends the thread and closes the listening sockets. Idempotent.
   void stop();
+  /// After stop(): shuts the server down. Calls have until `deadline` to end, then they are cancelled, and what is
+  /// still connected 250 ms later is cut off: gRPC does not close a connection in the middle of a write, so that a
+  /// client that does not read would hold it up for ever.
+  void shutdownServer(std::chrono::system_clock::time_point deadline);
 
   /// Who is at the other end of a call whose ServerContext::peer() is `peer`; the call must not have ended.
   PeerCredentials credentials(const std::string& peer) const;
 
  private:
-  void run(grpc::Server* server);
+  struct Connection {
+    PeerCredentials peer;
+    ino_t inode = 0;  // of the socket: tells whether the descriptor is still this connection's
+  };
+
+  void run();
   /// False when no descriptor or memory is left.
-  bool acceptOne(int listening, grpc::Server* server);
+  bool acceptOne(int listening);
+  void cutConnections();
 
   std::vector<ListeningSocket> sockets_;
+  grpc::Server* server_ = nullptr;
   FileDescriptor wake_;
   std::thread thread_;
   mutable std::mutex mutex_;
-  std::unordered_map<std::string, PeerCredentials> peers_;  // by peer(), guarded by mutex_
+  std::unordered_map<int, Connection> connections_;  // by descriptor; guarded by mutex_
 };
 
 }  // namespace dtorch

@@ -118,7 +118,7 @@ void Server::Impl::shutdown(milliseconds grace) {
     setServing(false);
     service_->streams().close(absl::UnavailableError("dtorchd is stopping"));
     service_->streams().waitUntilEmpty(std::chrono::steady_clock::now() + grace);
-    server_->Shutdown(std::chrono::system_clock::now() + std::min(kRest, grace));
+    acceptor_.shutdownServer(std::chrono::system_clock::now() + std::min(kRest, grace));
     server_.reset();
   }
   pidFile_.reset();

@@ -33,8 +33,8 @@ class Server {
   absl::Status serve(SessionListener* listener);
   void setServing(bool serving);
   /// Removes the socket, refuses new streams and ends open ones with UNAVAILABLE; those whose clients have not taken
-  /// what is queued for them within `grace` are cut off. Last, it removes the pid file. Takes 250 ms more than `grace`
-  /// at most, provided that the listener's calls return. Idempotent.
+  /// what is queued for them within `grace` are cut off. Last, it removes the pid file. Takes half a second more than
+  /// `grace` at most, provided that the listener's calls return. Idempotent.
   void shutdown(std::chrono::milliseconds grace);
 
  private:

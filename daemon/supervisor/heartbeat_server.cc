@@ -47,7 +47,7 @@ absl::StatusOr<std::unique_ptr<HeartbeatServer>> HeartbeatServer::start(const st
 
 HeartbeatServer::~HeartbeatServer() {
   acceptor_.stop();
-  if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(250));
+  acceptor_.shutdownServer(std::chrono::system_clock::now() + std::chrono::milliseconds(250));
 }
 
 }  // namespace dtorch

@@ -1,0 +1,318 @@
+#include "daemon/controller.h"
+
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include <spdlog/spdlog.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/time.h"
+#include "daemon/metrics/resident.h"
+#include "proto/version.h"
+
+namespace dtorch {
+namespace {
+
+// The loop goes round at least this often, so that the watchdog sees it alive.
+constexpr std::chrono::milliseconds kTurn{500};
+
+std::int64_t nowMs() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+template <typename... Handlers>
+struct Overloaded : Handlers... {
+  using Handlers::operator()...;
+};
+template <typename... Handlers>
+Overloaded(Handlers...) -> Overloaded<Handlers...>;
+
+}  // namespace
+
+Controller::Controller(const ControllerOptions& options, Supervisor* supervisor)
+    : worldSize_(options.executor.worldSize), supervisor_(supervisor) {}
+
+absl::StatusOr<std::unique_ptr<Controller>> Controller::start(zmq::context_t* context, const ControllerOptions& options,
+                                                              Supervisor* supervisor) {
+  std::unique_ptr<Controller> controller(new Controller(options, supervisor));
+  controller->wakeFd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  if (controller->wakeFd_ < 0) return absl::ResourceExhaustedError("no descriptor left for an eventfd");
+  absl::StatusOr<std::unique_ptr<Executor>> executor = Executor::create(context, options.executor, controller.get());
+  if (!executor.ok()) return executor.status();
+  controller->executor_ = *std::move(executor);
+  controller->futures_ = std::make_unique<FutureTable>(controller->executor_.get());
+  SessionServices& services = controller->services_;
+  services.layouts = &controller->layouts_;
+  services.planner = &controller->planner_;
+  services.executor = controller->executor_.get();
+  services.futures = controller->futures_.get();
+  services.worldSize = options.executor.worldSize;
+  services.limits = options.limits;
+  controller->lastTurn_ = nowMs();
+  controller->thread_ = std::thread([raw = controller.get()] {
+    pthread_setname_np(pthread_self(), "controller");
+    raw->loop();
+  });
+  return controller;
+}
+
+Controller::~Controller() {
+  stop();
+  if (wakeFd_ >= 0) close(wakeFd_);
+}
+
+void Controller::stop() {
+  stopping_ = true;
+  if (wakeFd_ >= 0) eventfd_write(wakeFd_, 1);
+  if (thread_.joinable()) thread_.join();
+}
+
+// --- any thread ---
+
+void Controller::post(Event event) {
+  bool wasEmpty = false;
+  {
+    absl::MutexLock lock(&queueMutex_);
+    wasEmpty = queue_.empty();
+    queue_.push_back(std::move(event));
+  }
+  if (wasEmpty) eventfd_write(wakeFd_, 1);
+}
+
+SessionId Controller::onOpen(std::shared_ptr<SessionChannel> channel) {
+  const SessionId session = nextSession_++;
+  if (session > kMaxSession) {
+    channel->close(absl::ResourceExhaustedError("this daemon has served as many sessions as it can number: restart it"));
+  } else {
+    post(Opened{session, std::move(channel)});
+  }
+  return session;
+}
+
+void Controller::onRequest(SessionId session, std::unique_ptr<ClientRequest> request) {
+  post(Requested{session, std::move(request)});
+}
+
+void Controller::onDrained(SessionId session) { post(Drained{session}); }
+
+void Controller::onClosed(SessionId session) { post(Closed{session}); }
+
+void Controller::workerExited(Rank rank, std::string detail) { post(WorkerExited{rank, std::move(detail)}); }
+
+void Controller::requestStop() {
+  if (stopRequested_) stopRequested_();
+}
+
+std::chrono::milliseconds Controller::sinceLastTurn() const { return std::chrono::milliseconds(nowMs() - lastTurn_); }
+
+absl::Status Controller::waitReady(std::chrono::milliseconds timeout) {
+  absl::MutexLock lock(&mutex_);
+  const auto settled = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ready_ || !startFailure_.ok(); };
+  if (mutex_.AwaitWithTimeout(absl::Condition(&settled), absl::FromChrono(timeout))) return startFailure_;
+  std::vector<std::string> late;
+  for (Rank rank = 0; rank < worldSize_; ++rank) {
+    if (connected_.contains(rank)) continue;
+    late.push_back(absl::StrCat("worker ", rank, " (last log lines: ", absl::StrJoin(supervisor_->lastLines(rank), " / "), ")"));
+  }
+  return absl::DeadlineExceededError(absl::StrCat("not up after workers.start_timeout = ", timeout.count(), " ms: ",
+                                                  late.empty() ? "the group of all workers" : absl::StrJoin(late, "; ")));
+}
+
+v1::Health Controller::healthLocked() const {
+  if (stopping_) return v1::HEALTH_STOPPING;
+  if (!ready_) return v1::HEALTH_STARTING;
+  return lost_.empty() ? v1::HEALTH_HEALTHY : v1::HEALTH_DEGRADED;
+}
+
+v1::StatusReply Controller::status() {
+  const std::vector<WorkerSnapshot> workers = supervisor_->snapshot();
+  v1::StatusReply reply;
+  absl::MutexLock lock(&mutex_);
+  reply.set_protocol(kProtocolVersion);
+  reply.set_version(kDtorchVersion);
+  v1::Health health = healthLocked();
+  reply.set_pid(getpid());
+  reply.set_uptime_ms(
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - started_).count());
+  for (const WorkerSnapshot& worker : workers) {
+    v1::WorkerStatus* out = reply.add_workers();
+    out->set_rank(worker.rank);
+    out->set_pid(worker.pid);
+    out->set_device(worker.device);
+    out->set_state(std::string(name(worker.state)));
+    out->set_heartbeat_age_ms(worker.heartbeatAgeMs);
+    out->set_queued(worker.lastHeartbeat.queued());
+    out->set_done(worker.lastHeartbeat.done());
+    out->set_resident_bytes(worker.lastHeartbeat.resident_bytes());
+    out->set_tensor_bytes(worker.lastHeartbeat.tensor_bytes());
+    out->set_detail(worker.detail);
+    if (const auto it = lost_.find(worker.rank); it != lost_.end()) {
+      out->set_state("dead");
+      out->set_detail(std::string(it->second.message()));
+    }
+    if (health == v1::HEALTH_HEALTHY && worker.state != WorkerState::kReady) health = v1::HEALTH_DEGRADED;
+  }
+  reply.set_health(health);
+  std::uint64_t unobserved = unobservedOfClosed_;
+  for (const auto& [id, session] : sessions_) {
+    *reply.add_sessions() = session->status();
+    unobserved += session->unobservedFailures();
+  }
+  std::sort(reply.mutable_sessions()->begin(), reply.mutable_sessions()->end(),
+            [](const v1::SessionStatus& a, const v1::SessionStatus& b) { return a.id() < b.id(); });
+  reply.set_operators_done(operatorsDone_);
+  reply.set_operators_failed(services_.failed);
+  reply.set_unobserved_errors(unobserved);
+  reply.set_resident_bytes(residentBytes());
+  return reply;
+}
+
+// --- the loop ---
+
+void Controller::loop() {
+  std::array<zmq::pollitem_t, 3> items = {{{executor_->frames().handle(), 0, ZMQ_POLLIN, 0},
+                                          {executor_->reports().handle(), 0, ZMQ_POLLIN, 0},
+                                          {nullptr, wakeFd_, ZMQ_POLLIN, 0}}};
+  std::vector<Event> events;
+  while (!stopping_) {
+    zmq::poll(items.data(), items.size(), kTurn);
+    lastTurn_ = nowMs();
+    absl::MutexLock lock(&mutex_);
+    if (items[0].revents != 0 || items[1].revents != 0) executor_->handleReadable();
+    if (items[2].revents != 0) {
+      eventfd_t count = 0;
+      eventfd_read(wakeFd_, &count);
+    }
+    {
+      absl::MutexLock queueLock(&queueMutex_);
+      events.swap(queue_);
+    }
+    for (Event& event : events) handleOnLoop(std::move(event));
+    events.clear();
+    resumeWaitingOnLoop();
+    executor_->flush();
+  }
+  absl::MutexLock lock(&mutex_);
+  v1::WorkerCommand shutdown;
+  shutdown.mutable_shutdown();
+  for (const auto& [rank, hello] : connected_) executor_->sendToWorker(rank, shutdown);
+}
+
+void Controller::handleOnLoop(Event event) {
+  const auto find = [this](SessionId id) -> Session* {
+    const auto it = sessions_.find(id);
+    return it == sessions_.end() ? nullptr : it->second.get();
+  };
+  std::visit(Overloaded{[&](Opened& opened) {
+                          sessions_[opened.session] =
+                              std::make_unique<Session>(opened.session, std::move(opened.channel), &services_);
+                        },
+                        [&](Requested& requested) {
+                          Session* session = find(requested.session);
+                          if (session == nullptr) return;
+                          session->accept(std::move(requested.request));
+                          workOnLoop(session);
+                        },
+                        [&](Drained& drained) { futures_->continueTransfers(drained.session); },
+                        [&](Closed& closed) {
+                          Session* session = find(closed.session);
+                          if (session == nullptr) return;
+                          unobservedOfClosed_ += session->unobservedFailures();
+                          session->close();
+                          sessions_.erase(closed.session);
+                        },
+                        [&](WorkerExited& exited) {
+                          workerLostOnLoop(exited.rank, absl::UnavailableError(absl::StrCat("worker ", exited.rank, " is gone: ", exited.detail)));
+                        }},
+             event);
+}
+
+void Controller::workOnLoop(Session* session) {
+  // Before the workers hear the daemon nothing can be sent to them; and a session's requests keep their order.
+  if (!ready_ || !session->work()) waiting_.push_back(session->id());
+}
+
+void Controller::resumeWaitingOnLoop() {
+  if (!resume_ || !ready_) return;
+  resume_ = false;
+  // Each waiting session gets its turn once; who must wait again goes to the end of the line.
+  for (std::size_t turns = waiting_.size(); turns > 0; --turns) {
+    const SessionId id = waiting_.front();
+    waiting_.pop_front();
+    const auto it = sessions_.find(id);
+    if (it != sessions_.end() && it->second->hasWork()) workOnLoop(it->second.get());
+  }
+}
+
+void Controller::workerLostOnLoop(Rank rank, const absl::Status& why) {
+  if (!lost_.emplace(rank, why).second) return;
+  spdlog::error("{}", std::string(why.message()));
+  if (!ready_ && startFailure_.ok()) startFailure_ = why;
+  executor_->failRank(rank, why);
+  futures_->failBrokenGroups(rank);
+  for (const auto& [id, session] : sessions_) session->failBrokenGroups(rank);
+  resume_ = true;
+}
+
+// --- the executor's callbacks, on the loop ---
+
+void Controller::onWorkerConnected(Rank rank, const v1::WorkerHello& hello) {
+  if (!connected_.emplace(rank, hello).second) return;
+  supervisor_->markReady(rank);
+  spdlog::info("worker {} is connected: pid {}, device {}", rank, hello.pid(), hello.device());
+  if (static_cast<int>(connected_.size()) != worldSize_) return;
+  std::vector<v1::Peer> peers;
+  for (Rank r = 0; r < worldSize_; ++r) {
+    v1::Peer peer;
+    peer.set_rank(r);
+    peer.set_pid(connected_[r].pid());
+    *peer.mutable_mailbox() = connected_[r].mailbox();
+    peers.push_back(std::move(peer));
+  }
+  executor_->introduce(peers);
+}
+
+void Controller::onWorkerDisconnected(Rank rank) {
+  if (!stopping_) spdlog::debug("worker {} has closed its subscription", rank);
+}
+
+void Controller::onGroupUsable(GroupId) {
+  ready_ = true;  // the first group is that of all workers
+  resume_ = true;
+}
+
+void Controller::onOperatorFailed(Rank rank, const v1::OperatorFailed& failed) {
+  if (failed.root() == 0 || failed.root() == failed.operator_number()) {
+    spdlog::warn("operator {} failed on rank {}: {}", failed.operator_number(), rank, failed.error().message());
+  }
+  if (failed.operands_size() == 0) return;
+  const auto it = sessions_.find(sessionOf(failed.operands(0)));
+  if (it != sessions_.end()) it->second->operatorFailed(rank, failed);
+}
+
+void Controller::onValue(Rank rank, const v1::FetchedValue& value) {
+  FailurePtr failure;
+  const OperandId operand = futures_->operandOf(value.future());
+  const auto it = sessions_.find(sessionOf(operand));
+  if (it != sessions_.end()) failure = it->second->failureOf(operand, rank, value);
+  futures_->resolve(rank, value, std::move(failure));
+}
+
+void Controller::onFence(std::uint64_t fence) {
+  const auto it = sessions_.find(sessionOf(fence));
+  if (it != sessions_.end()) it->second->fenceReached(fence);
+}
+
+void Controller::onWorkerFault(Rank rank, const absl::Status& why) {
+  workerLostOnLoop(rank, absl::UnavailableError(absl::StrCat("worker ", rank, " gave up: ", why.message())));
+}
+
+void Controller::onOperatorsDone(std::uint64_t operators) { operatorsDone_ += operators; }
+
+}  // namespace dtorch

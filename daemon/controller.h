@@ -1,0 +1,129 @@
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <variant>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "daemon/executor/executor.h"
+#include "daemon/rpc/session_channel.h"
+#include "daemon/session/session.h"
+#include "daemon/supervisor/supervisor.h"
+
+namespace dtorch {
+
+struct ControllerOptions {
+  ExecutorOptions executor;
+  SessionLimits limits;
+};
+
+/// The daemon's heart: one loop that owns sessions, plans and sockets, so that all operators have one total order.
+/// gRPC's threads, the supervisor and the main thread only leave events in its queue.
+///
+/// Thread: the public methods are safe; everything named OnLoop runs on the loop's thread with mutex_ held.
+/// Owns: the loop's thread.
+class Controller : public SessionListener, private ExecutorListener {
+ public:
+  /// `supervisor` must outlive the controller.
+  static absl::StatusOr<std::unique_ptr<Controller>> start(zmq::context_t* context, const ControllerOptions& options,
+                                                           Supervisor* supervisor);
+  ~Controller() override;
+
+  /// OK once every worker is up and heard; else why not, naming the worker. DEADLINE_EXCEEDED.
+  absl::Status waitReady(std::chrono::milliseconds timeout);
+  /// A worker has ended; callback of the supervisor.
+  void workerExited(Rank rank, std::string detail);
+  /// Tells the workers to end and stops the loop. Idempotent.
+  void stop();
+  /// Called once, from any thread, when a client asks the daemon to stop.
+  void onStopRequested(std::function<void()> callback) { stopRequested_ = std::move(callback); }
+  /// How long ago the loop last went round: for the watchdog.
+  std::chrono::milliseconds sinceLastTurn() const;
+
+  SessionId onOpen(std::shared_ptr<SessionChannel> channel) override;
+  void onRequest(SessionId session, std::unique_ptr<ClientRequest> request) override;
+  void onDrained(SessionId session) override;
+  void onClosed(SessionId session) override;
+  v1::StatusReply status() override;
+  void requestStop() override;
+
+ private:
+  struct Opened {
+    SessionId session;
+    std::shared_ptr<SessionChannel> channel;
+  };
+  struct Requested {
+    SessionId session;
+    std::unique_ptr<ClientRequest> request;
+  };
+  struct Drained {
+    SessionId session;
+  };
+  struct Closed {
+    SessionId session;
+  };
+  struct WorkerExited {
+    Rank rank;
+    std::string detail;
+  };
+  using Event = std::variant<Opened, Requested, Drained, Closed, WorkerExited>;
+
+  Controller(const ControllerOptions& options, Supervisor* supervisor);
+  void post(Event event);
+  void loop();
+  void handleOnLoop(Event event);
+  void workOnLoop(Session* session);
+  void resumeWaitingOnLoop();
+  void workerLostOnLoop(Rank rank, const absl::Status& why);
+  v1::Health healthLocked() const;
+
+  void onWorkerConnected(Rank rank, const v1::WorkerHello& hello) override;
+  void onWorkerDisconnected(Rank rank) override;
+  void onGroupUsable(GroupId group) override;
+  void onOperatorFailed(Rank rank, const v1::OperatorFailed& failed) override;
+  void onValue(Rank rank, const v1::FetchedValue& value) override;
+  void onFence(std::uint64_t fence) override;
+  void onWorkerFault(Rank rank, const absl::Status& why) override;
+  void onOperatorsDone(std::uint64_t operators) override;
+
+  const int worldSize_;
+  Supervisor* supervisor_;
+  std::function<void()> stopRequested_;
+  const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+  std::atomic<std::int64_t> lastTurn_{0};
+  std::atomic<bool> stopping_{false};
+  std::atomic<SessionId> nextSession_{1};
+  int wakeFd_ = -1;
+
+  absl::Mutex queueMutex_;
+  std::vector<Event> queue_ ABSL_GUARDED_BY(queueMutex_);
+
+  /// Held by the loop while it works and by status(); everything below belongs to the loop.
+  mutable absl::Mutex mutex_;
+  LayoutTable layouts_;
+  Planner planner_{&layouts_};
+  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<FutureTable> futures_;
+  SessionServices services_;
+  absl::flat_hash_map<SessionId, std::unique_ptr<Session>> sessions_;
+  std::deque<SessionId> waiting_;  // have a request whose group is not usable, in order of arrival
+  bool resume_ = false;
+  absl::flat_hash_map<Rank, v1::WorkerHello> connected_;
+  absl::flat_hash_map<Rank, absl::Status> lost_;
+  bool ready_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status startFailure_ ABSL_GUARDED_BY(mutex_);
+  std::uint64_t operatorsDone_ = 0;
+  std::uint64_t unobservedOfClosed_ = 0;
+
+  std::thread thread_;
+};
+
+}  // namespace dtorch

@@ -1,0 +1,264 @@
+#include "daemon/executor/executor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "proto/codec.h"
+#include "proto/topics.h"
+#include "proto/version.h"
+
+namespace dtorch {
+namespace {
+
+// A frame leaves at the latest when it holds so many commands, so that workers start while a long batch is planned.
+constexpr int kFrameCommands = 128;
+constexpr int kLingerMs = 500;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Executor>> Executor::create(zmq::context_t* context, const ExecutorOptions& options,
+                                                           ExecutorListener* listener) {
+  try {
+    zmq::socket_t frames(*context, zmq::socket_type::xpub);
+    // Flow control is the groups' credit: ZeroMQ itself must neither drop nor block.
+    frames.set(zmq::sockopt::sndhwm, 0);
+    frames.set(zmq::sockopt::xpub_nodrop, true);
+    frames.set(zmq::sockopt::linger, kLingerMs);
+    frames.bind(options.frameEndpoint);
+    zmq::socket_t reports(*context, zmq::socket_type::pull);
+    reports.set(zmq::sockopt::rcvhwm, 0);
+    reports.set(zmq::sockopt::linger, 0);
+    reports.bind(options.reportEndpoint);
+    return std::unique_ptr<Executor>(new Executor(std::move(frames), std::move(reports), options, listener));
+  } catch (const zmq::error_t& error) {
+    return absl::UnavailableError(absl::StrCat("binding ", options.frameEndpoint, " and ", options.reportEndpoint, ": ", error.what()));
+  }
+}
+
+Executor::Executor(zmq::socket_t frames, zmq::socket_t reports, const ExecutorOptions& options,
+                   ExecutorListener* listener)
+    : frames_(std::move(frames)),
+      reports_(std::move(reports)),
+      options_(options),
+      listener_(listener),
+      workers_(static_cast<std::size_t>(options.worldSize)) {}
+
+Executor::~Executor() = default;
+
+void Executor::handleReadable() {
+  zmq::message_t message;
+  while (frames_.recv(message, zmq::recv_flags::dontwait)) {
+    handleSubscription({static_cast<const char*>(message.data()), message.size()});
+  }
+  v1::Report report;
+  while (reports_.recv(message, zmq::recv_flags::dontwait)) {
+    if (report.ParseFromArray(message.data(), static_cast<int>(message.size()))) handleReport(report);
+  }
+}
+
+void Executor::handleSubscription(absl::string_view message) {
+  if (message.empty()) return;
+  const bool subscribed = message[0] == 1;
+  const std::vector<absl::string_view> parts = absl::StrSplit(message.substr(1), '/');
+  if (absl::StartsWith(parts[0], "w")) {
+    Rank rank = -1;
+    if (!absl::SimpleAtoi(parts[0].substr(1), &rank) || rank < 0 || rank >= options_.worldSize) return;
+    WorkerLink& worker = workers_[static_cast<std::size_t>(rank)];
+    worker.subscribed = subscribed;
+    if (!subscribed) listener_->onWorkerDisconnected(rank);
+    if (subscribed && worker.hello) listener_->onWorkerConnected(rank, worker.greeting);
+  } else if (absl::StartsWith(parts[0], "m") && parts.size() >= 2 && subscribed) {
+    GroupId id = 0;
+    Rank rank = -1;
+    if (!absl::SimpleAtoi(parts[0].substr(1), &id) || !absl::SimpleAtoi(parts[1], &rank)) return;
+    if (id == 0 || id > groups_.size()) return;
+    Group& group = at(id);
+    if (std::find(group.ranks.begin(), group.ranks.end(), rank) == group.ranks.end()) return;
+    group.joined.insert(rank);
+    if (usable(id)) listener_->onGroupUsable(id);
+  }
+}
+
+void Executor::handleReport(const v1::Report& report) {
+  const Rank rank = report.rank();
+  if (rank < 0 || rank >= options_.worldSize) return;
+  for (const v1::ReportItem& item : report.items()) {
+    switch (item.kind_case()) {
+      case v1::ReportItem::kHello: {
+        WorkerLink& worker = workers_[static_cast<std::size_t>(rank)];
+        if (item.hello().protocol() != kProtocolVersion) {
+          listener_->onWorkerFault(rank, absl::FailedPreconditionError(absl::StrCat(
+                                             "it speaks protocol ", item.hello().protocol(), ", this daemon ", kProtocolVersion)));
+          break;
+        }
+        worker.hello = true;
+        worker.greeting = item.hello();
+        if (worker.subscribed) listener_->onWorkerConnected(rank, worker.greeting);
+        break;
+      }
+      case v1::ReportItem::kFrameDone:
+        frameDone(item.frame_done().group(), item.frame_done().sequence());
+        break;
+      case v1::ReportItem::kFailed:
+        listener_->onOperatorFailed(rank, item.failed());
+        break;
+      case v1::ReportItem::kValue:
+        listener_->onValue(rank, item.value());
+        break;
+      case v1::ReportItem::kFence: {
+        const auto it = fences_.find(item.fence().fence());
+        if (it == fences_.end() || --it->second.missing > 0) break;
+        fences_.erase(it);
+        listener_->onFence(item.fence().fence());
+        break;
+      }
+      case v1::ReportItem::kFault:
+        listener_->onWorkerFault(rank, fromWire(item.fault().error()));
+        break;
+      case v1::ReportItem::KIND_NOT_SET:
+        break;
+    }
+  }
+}
+
+void Executor::frameDone(GroupId id, std::uint64_t sequence) {
+  if (id == 0 || id > groups_.size()) return;
+  Group& group = at(id);
+  const std::uint64_t first = group.nextSequence - group.inFlight.size();
+  if (sequence < first || sequence >= group.nextSequence) return;
+  FrameInFlight& frame = group.inFlight[sequence - first];
+  if (frame.missing == 0 || --frame.missing > 0) return;
+  frame.segments.clear();
+  const bool hadCredit = hasCredit(group);
+  group.operators -= frame.operators;
+  group.bytes -= frame.bytes;
+  listener_->onOperatorsDone(frame.operators);
+  while (!group.inFlight.empty() && group.inFlight.front().missing == 0) group.inFlight.pop_front();
+  if (!hadCredit && usable(id)) listener_->onGroupUsable(id);
+}
+
+GroupId Executor::groupOf(const std::vector<Rank>& ranks) {
+  const auto [it, isNew] = groupIds_.try_emplace(ranks, groups_.size() + 1);
+  if (!isNew) return it->second;
+  const GroupId id = it->second;
+  Group group;
+  group.ranks = ranks;
+  group.topic = groupTopic(id);
+  for (const Rank rank : ranks) {
+    const absl::Status& gone = workers_[static_cast<std::size_t>(rank)].gone;
+    if (!gone.ok()) group.error = gone;
+  }
+  groups_.push_back(std::move(group));
+  v1::WorkerCommand join;
+  join.mutable_join_group()->set_group(id);
+  for (const Rank rank : ranks) sendToWorker(rank, join);
+  return id;
+}
+
+bool Executor::hasCredit(const Group& group) const {
+  return group.operators < options_.maxOperatorsInFlight && group.bytes < options_.maxBytesInFlight;
+}
+
+bool Executor::usable(GroupId id) const {
+  const Group& group = at(id);
+  return group.joined.size() == group.ranks.size() && hasCredit(group);
+}
+
+const absl::Status& Executor::error(GroupId id) const { return at(id).error; }
+
+const std::vector<Rank>& Executor::ranks(GroupId id) const { return at(id).ranks; }
+
+v1::WorkerCommand* Executor::append(GroupId group) {
+  if (open_ != nullptr && (openGroup_ != group || open_->commands_size() >= kFrameCommands)) flush();
+  if (open_ == nullptr) {
+    open_ = google::protobuf::Arena::CreateMessage<v1::Frame>(&arena_);
+    open_->set_first_operator(nextOperator_);
+    openGroup_ = group;
+  }
+  return open_->add_commands();
+}
+
+v1::WorkerCommand* Executor::appendOperator(GroupId group, OperatorNumber* number) {
+  v1::WorkerCommand* command = append(group);
+  *number = nextOperator_++;
+  ++openCost_.operators;
+  ++at(group).operators;
+  return command;
+}
+
+v1::WorkerCommand* Executor::appendCommand(GroupId group, std::uint64_t bytes, Segment segment) {
+  v1::WorkerCommand* command = append(group);
+  openCost_.bytes += bytes;
+  at(group).bytes += bytes;
+  if (segment.size() > 0) openCost_.segments.push_back(std::move(segment));
+  return command;
+}
+
+void Executor::appendFence(GroupId group, std::uint64_t fence) {
+  fences_[fence] = {group, at(group).ranks.size()};
+  append(group)->mutable_fence()->set_fence(fence);
+}
+
+void Executor::flush() {
+  if (open_ == nullptr) return;
+  Group& group = at(openGroup_);
+  if (group.error.ok()) {
+    open_->set_sequence(group.nextSequence++);
+    publish(group.topic, *open_);
+    openCost_.missing = group.ranks.size();
+    group.inFlight.push_back(std::move(openCost_));
+  }
+  openCost_ = {};
+  open_ = nullptr;
+  arena_.Reset();
+}
+
+void Executor::publish(const std::string& topic, const v1::Frame& frame) {
+  zmq::message_t payload(frame.ByteSizeLong());
+  frame.SerializeWithCachedSizesToArray(static_cast<std::uint8_t*>(payload.data()));
+  frames_.send(zmq::buffer(topic), zmq::send_flags::sndmore | zmq::send_flags::dontwait);
+  frames_.send(std::move(payload), zmq::send_flags::dontwait);
+}
+
+void Executor::introduce(const std::vector<v1::Peer>& peers) {
+  v1::WorkerCommand command;
+  command.mutable_peers()->set_epoch(1);
+  for (const v1::Peer& peer : peers) *command.mutable_peers()->add_peers() = peer;
+  std::vector<Rank> all;
+  for (Rank rank = 0; rank < options_.worldSize; ++rank) {
+    sendToWorker(rank, command);
+    all.push_back(rank);
+  }
+  groupOf(all);
+}
+
+void Executor::sendToWorker(Rank rank, const v1::WorkerCommand& command) {
+  v1::Frame frame;
+  frame.set_sequence(workers_[static_cast<std::size_t>(rank)].nextSequence++);
+  frame.set_first_operator(nextOperator_);
+  *frame.add_commands() = command;
+  publish(workerTopic(rank), frame);
+}
+
+void Executor::failRank(Rank rank, const absl::Status& why) {
+  flush();
+  workers_[static_cast<std::size_t>(rank)].gone = why;
+  for (Group& group : groups_) {
+    if (std::find(group.ranks.begin(), group.ranks.end(), rank) == group.ranks.end()) continue;
+    if (group.error.ok()) group.error = why;
+    group.inFlight.clear();
+    group.operators = 0;
+    group.bytes = 0;
+  }
+  for (auto it = fences_.begin(); it != fences_.end();) {
+    const auto current = it++;
+    if (!at(current->second.group).error.ok()) fences_.erase(current);
+  }
+}
+
+}  // namespace dtorch

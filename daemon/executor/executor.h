@@ -1,0 +1,147 @@
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <google/protobuf/arena.h>
+#include <zmq.hpp>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "core/ids.h"
+#include "dtorch/v1/worker.pb.h"
+#include "shm/segment.h"
+
+namespace dtorch {
+
+struct ExecutorOptions {
+  std::string frameEndpoint;   // bound XPUB
+  std::string reportEndpoint;  // bound PULL
+  int worldSize = 1;
+  /// Credit of one group: what may be published and not yet done.
+  std::uint64_t maxOperatorsInFlight = 16384;
+  std::uint64_t maxBytesInFlight = 256u << 20;
+};
+
+/// What the workers have to say. Thread: the controller loop's.
+class ExecutorListener {
+ public:
+  virtual ~ExecutorListener() = default;
+  /// Hello and subscription have both arrived.
+  virtual void onWorkerConnected(Rank rank, const v1::WorkerHello& hello) = 0;
+  /// Its subscription has gone: its socket is closed.
+  virtual void onWorkerDisconnected(Rank rank) = 0;
+  /// All ranks hear the group's topic, or credit has come back.
+  virtual void onGroupUsable(GroupId group) = 0;
+  virtual void onOperatorFailed(Rank rank, const v1::OperatorFailed& failed) = 0;
+  virtual void onValue(Rank rank, const v1::FetchedValue& value) = 0;
+  /// Every rank of the fence's group has reached it.
+  virtual void onFence(std::uint64_t fence) = 0;
+  virtual void onWorkerFault(Rank rank, const absl::Status& why) = 0;
+  /// `operators` have been done by every rank of their group.
+  virtual void onOperatorsDone(std::uint64_t operators) = 0;
+};
+
+/// Publishes operators, one message for all ranks of a group, and takes the reports. Nothing is lost: there is no
+/// high-water mark, the credit of a group bounds what is in flight, and a group is published to only once every rank's
+/// subscription has been seen (its marker topic: XPUB reports equal subscriptions only once).
+///
+/// Thread: the controller loop's, all of it.
+class Executor {
+ public:
+  static absl::StatusOr<std::unique_ptr<Executor>> create(zmq::context_t* context, const ExecutorOptions& options,
+                                                          ExecutorListener* listener);
+  ~Executor();
+
+  /// For the loop's poll; call handleReadable() when either has input.
+  zmq::socket_ref frames() { return frames_; }
+  zmq::socket_ref reports() { return reports_; }
+  void handleReadable();
+
+  /// The group of these ranks; asks them to join when it is new. `ranks` are all below worldSize.
+  GroupId groupOf(const std::vector<Rank>& ranks);
+  /// Whether commands can be appended now: all ranks have joined, and there is credit.
+  bool usable(GroupId group) const;
+  /// Why the group cannot be used any more; OK while it can.
+  const absl::Status& error(GroupId group) const;
+  const std::vector<Rank>& ranks(GroupId group) const;
+
+  /// A new operator at the end of the stream of `group`; its number comes back in `number`.
+  v1::WorkerCommand* appendOperator(GroupId group, OperatorNumber* number);
+  /// A new command that is no operator. `bytes` counts against the credit; `segment` lives until all ranks are done.
+  v1::WorkerCommand* appendCommand(GroupId group, std::uint64_t bytes = 0, Segment segment = {});
+  /// Reported by onFence once all ranks of `group` have run everything before it.
+  void appendFence(GroupId group, std::uint64_t fence);
+  /// Publishes what has been appended. Commands leave in the order in which they were appended, over all groups.
+  void flush();
+
+  /// Tells all workers who their peers are, then makes the group of all ranks. Once every worker is connected.
+  void introduce(const std::vector<v1::Peer>& peers);
+  /// Sends one command to one worker, past all groups.
+  void sendToWorker(Rank rank, const v1::WorkerCommand& command);
+  /// A rank has gone: every group that holds it fails with `why`; what it had in flight is given up.
+  void failRank(Rank rank, const absl::Status& why);
+
+  std::uint64_t operatorsPublished() const { return nextOperator_ - 1; }
+
+ private:
+  struct FrameInFlight {
+    std::uint64_t operators = 0;
+    std::uint64_t bytes = 0;
+    std::size_t missing = 0;  // ranks that have not reported it done
+    std::vector<Segment> segments;
+  };
+  struct Group {
+    std::vector<Rank> ranks;
+    absl::flat_hash_set<Rank> joined;
+    std::string topic;
+    std::uint64_t nextSequence = 1;
+    std::deque<FrameInFlight> inFlight;  // the last one has sequence nextSequence - 1
+    std::uint64_t operators = 0;         // in flight
+    std::uint64_t bytes = 0;
+    absl::Status error;
+  };
+  struct WorkerLink {
+    bool subscribed = false;
+    bool hello = false;
+    v1::WorkerHello greeting;
+    std::uint64_t nextSequence = 1;
+    absl::Status gone;
+  };
+  struct PendingFence {
+    GroupId group = 0;
+    std::size_t missing = 0;
+  };
+
+  Executor(zmq::socket_t frames, zmq::socket_t reports, const ExecutorOptions& options, ExecutorListener* listener);
+  void handleSubscription(absl::string_view message);
+  void handleReport(const v1::Report& report);
+  void frameDone(GroupId group, std::uint64_t sequence);
+  void publish(const std::string& topic, const v1::Frame& frame);
+  v1::WorkerCommand* append(GroupId group);
+  bool hasCredit(const Group& group) const;
+  Group& at(GroupId group) { return groups_[group - 1]; }
+  const Group& at(GroupId group) const { return groups_[group - 1]; }
+
+  zmq::socket_t frames_;
+  zmq::socket_t reports_;
+  ExecutorOptions options_;
+  ExecutorListener* listener_;
+  std::vector<WorkerLink> workers_;
+  std::deque<Group> groups_;  // by GroupId - 1
+  absl::flat_hash_map<std::vector<Rank>, GroupId> groupIds_;
+  absl::flat_hash_map<std::uint64_t, PendingFence> fences_;
+  OperatorNumber nextOperator_ = 1;
+
+  // The frame under construction; at most one, so that the order over groups is kept.
+  google::protobuf::Arena arena_;
+  v1::Frame* open_ = nullptr;
+  GroupId openGroup_ = 0;
+  FrameInFlight openCost_;
+};
+
+}  // namespace dtorch

@@ -1,0 +1,107 @@
+#include "daemon/placement/operator_template.h"
+
+#include <algorithm>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "dispatch/binding.h"
+#include "dispatch/denied.h"
+#include "dispatch/prepared_call.h"
+
+namespace dtorch {
+namespace {
+
+// The positions among the inputs that `value` refers to, in order of appearance.
+void appendTensors(const Value& value, std::vector<std::uint32_t>* indices) {
+  if (const auto* tensor = value.as<TensorArg>()) indices->push_back(tensor->index);
+  if (const auto* list = value.as<TensorListArg>()) {
+    for (const auto& index : list->indices) {
+      if (index) indices->push_back(*index);
+    }
+  }
+  if (const auto* values = value.as<std::vector<Value>>()) {
+    for (const Value& element : *values) appendTensors(element, indices);
+  }
+}
+
+bool isPlannerOnly(const Value& value) { return value.as<LocalSizes>() != nullptr; }
+
+// "Tensor", "Tensor[]" of fixed or unknown length: how many tensors, or -1 when the call must say.
+absl::StatusOr<int> countOutputs(const c10::FunctionSchema& schema) {
+  int count = 0;
+  for (const c10::Argument& result : schema.returns()) {
+    const auto kind = result.type()->kind();
+    if (kind == c10::TypeKind::TensorType) {
+      ++count;
+    } else if (kind == c10::TypeKind::ListType) {
+      return -1;
+    } else {
+      return absl::UnimplementedError(absl::StrCat("it returns a ", result.type()->annotation_str(), ", not a tensor"));
+    }
+  }
+  return count;
+}
+
+}  // namespace
+
+absl::StatusOr<OperatorTemplate> OperatorTemplate::create(const std::string& name, const Arguments& arguments,
+                                                          std::uint32_t outputs, const PlacedMesh* mesh,
+                                                          Placements placements) {
+  if (absl::Status allowed = checkAllowed(name); !allowed.ok()) return allowed;
+  absl::StatusOr<c10::OperatorHandle> op = findOperator(name);
+  if (!op.ok()) return op.status();
+  if (op->hasTag(at::Tag::nondeterministic_seeded)) {
+    return absl::UnimplementedError(
+        "it draws random numbers, which must not depend on the placement; draw them on the client and put them");
+  }
+  const c10::FunctionSchema& schema = op->schema();
+  absl::StatusOr<std::vector<Value>> bound = bindArguments(schema, arguments);
+  if (!bound.ok()) return bound.status();
+
+  OperatorTemplate result(*op);
+  result.name = name;
+  result.arguments = *std::move(bound);
+  result.outputs = outputs;
+  result.mesh = mesh;
+  result.placements = std::move(placements);
+
+  std::vector<std::uint32_t> tensors;
+  for (const Value& value : result.arguments) {
+    if (isPlannerOnly(value)) return absl::InvalidArgumentError("local sizes are no argument of a client's");
+    appendTensors(value, &tensors);
+  }
+  result.inputs = static_cast<std::uint32_t>(tensors.size());
+  std::vector<std::uint32_t> sorted = tensors;
+  std::sort(sorted.begin(), sorted.end());
+  for (std::uint32_t i = 0; i < sorted.size(); ++i) {
+    if (sorted[i] != i) {
+      return absl::InvalidArgumentError(absl::StrCat("tensor arguments must name inputs 0 to ", sorted.size() - 1, " once each"));
+    }
+  }
+
+  absl::StatusOr<int> count = countOutputs(schema);
+  if (!count.ok()) return count.status();
+  if (*count >= 0 && static_cast<std::uint32_t>(*count) != outputs) {
+    return absl::InvalidArgumentError(absl::StrCat("it returns ", *count, " tensors, the call expects ", outputs));
+  }
+
+  // A written argument is an output too; one that is not returned is an out= form, or something rarer.
+  for (std::size_t a = 0; a < schema.arguments().size(); ++a) {
+    const auto* alias = schema.arguments()[a].alias_info();
+    if (alias == nullptr || !alias->isWrite()) continue;
+    const auto* tensor = result.arguments[a].as<TensorArg>();
+    bool returned = false;
+    for (std::size_t r = 0; tensor != nullptr && r < schema.returns().size(); ++r) {
+      const auto* other = schema.returns()[r].alias_info();
+      if (other == nullptr || other->beforeSets() != alias->beforeSets()) continue;
+      result.mutated.emplace_back(static_cast<std::uint32_t>(r), tensor->index);
+      returned = true;
+    }
+    if (!returned || schema.arguments()[a].is_out()) {
+      return absl::UnimplementedError("out= forms are not supported; use the functional or the in-place form");
+    }
+  }
+  return result;
+}
+
+}  // namespace dtorch

@@ -1,0 +1,38 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "absl/status/statusor.h"
+#include "core/value.h"
+#include "daemon/graph/tensor_layout.h"
+
+namespace dtorch {
+
+/// An operator with all arguments but the tensors themselves, checked against its schema.
+struct OperatorTemplate {
+  std::string name;
+  c10::OperatorHandle op;
+  std::vector<Value> arguments;  // complete, in schema order
+  std::uint32_t inputs = 0;      // tensors
+  std::uint32_t outputs = 0;
+  /// Which output is which input, written in place: (output, input).
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> mutated;
+  /// Where the outputs go when there is no tensor input.
+  const PlacedMesh* mesh = nullptr;
+  Placements placements;
+
+  /// Checks name, arguments and permission. `outputs` is what the caller expects.
+  /// NOT_FOUND, INVALID_ARGUMENT, PERMISSION_DENIED, UNIMPLEMENTED (random operators, out= forms, non-tensor results).
+  static absl::StatusOr<OperatorTemplate> create(const std::string& name, const Arguments& arguments,
+                                                 std::uint32_t outputs, const PlacedMesh* mesh, Placements placements);
+
+ private:
+  explicit OperatorTemplate(c10::OperatorHandle handle) : op(std::move(handle)) {}
+};
+
+}  // namespace dtorch

@@ -1,0 +1,193 @@
+#include "daemon/placement/planner.h"
+
+#include <array>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "daemon/placement/rule.h"
+#include "daemon/placement/signature.h"
+#include "dispatch/meta.h"
+#include "proto/codec.h"
+
+namespace dtorch {
+namespace {
+
+std::string describe(absl::Span<const TensorLayout* const> inputs) {
+  return absl::StrJoin(inputs, ", ", [](std::string* out, const TensorLayout* layout) { out->append(layout->toString()); });
+}
+
+// Factories whose elements are all alike: each rank makes its own part. The others are made whole, then converted.
+constexpr std::array<absl::string_view, 4> kUniformFactories = {"aten::zeros", "aten::ones", "aten::full", "aten::empty.memory_format"};
+
+bool isUniformFactory(const std::string& name) {
+  for (const absl::string_view factory : kUniformFactories) {
+    if (factory == name) return true;
+  }
+  return false;
+}
+
+absl::StatusOr<std::vector<Signature>> signaturesFor(const OperatorTemplate& op, const RuleCall& call,
+                                                     std::vector<int>* sizeArguments) {
+  const Rule* rule = findRule(op.name);
+  const char* exception = notPointwise(op.name);
+  absl::StatusOr<Factors> factors = absl::UnimplementedError("it has no placement rule");
+  if (rule != nullptr) {
+    factors = rule->family(call, rule->detail);
+  } else if (exception != nullptr) {
+    factors = absl::UnimplementedError(exception);
+  } else if (op.op.hasTag(at::Tag::pointwise)) {
+    factors = pointwiseFactors(call, "");
+  }
+  if (!factors.ok()) return factors.status();
+  *sizeArguments = factors->sizeArguments;
+  return signaturesOf(*factors);
+}
+
+// An in-place operator must leave its tensor where it is.
+bool keepsPlacement(const OperatorTemplate& op, const Signature& signature) {
+  for (const auto& [output, input] : op.mutated) {
+    if (signature.outputs[output] != signature.inputs[input]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+absl::StatusOr<PlannedOperator*> Planner::plan(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs) {
+  Key key;
+  key.push_back(&op);
+  for (const TensorLayout* input : inputs) key.push_back(input);
+  if (const auto it = plans_.find(key); it != plans_.end()) return it->second.get();
+  absl::StatusOr<std::unique_ptr<PlannedOperator>> made = make(op, inputs);
+  if (!made.ok()) return made.status();
+  return plans_.emplace(std::move(key), *std::move(made)).first->second.get();
+}
+
+std::unique_ptr<PlannedOperator> Planner::start(const PlacedMesh* mesh, std::size_t inputs, const std::string& name) {
+  auto plan = std::make_unique<PlannedOperator>();
+  plan->id = nextId_++;
+  plan->mesh = mesh;
+  plan->wire.set_id(plan->id);
+  plan->wire.set_inputs(static_cast<std::uint32_t>(inputs));
+  plan->wire.set_name(name);
+  toWire(mesh->mesh, plan->wire.mutable_mesh());
+  return plan;
+}
+
+void Planner::addOutput(PlannedOperator* plan, std::uint32_t slot, TensorLayout layout) {
+  plan->wire.add_outputs(slot);
+  toWire(layout.meta, plan->wire.add_output_metas());
+  toWire(layout.placements, plan->wire.add_output_placements()->mutable_placements());
+  plan->outputs.push_back(layouts_->intern(std::move(layout)));
+}
+
+absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTemplate& op,
+                                                               absl::Span<const TensorLayout* const> inputs) {
+  const PlacedMesh* mesh = inputs.empty() ? op.mesh : inputs[0]->mesh;
+  if (mesh == nullptr) return absl::InvalidArgumentError("it has no tensor input: the call must name a mesh");
+  for (const TensorLayout* input : inputs) {
+    if (input->mesh != mesh) {
+      return absl::InvalidArgumentError(absl::StrCat("its inputs lie on different meshes, ", mesh->mesh.toString(),
+                                                     " and ", input->mesh->mesh.toString()));
+    }
+  }
+  std::vector<const TensorMeta*> metas;
+  for (const TensorLayout* input : inputs) metas.push_back(&input->meta);
+  absl::StatusOr<std::vector<TensorMeta>> outputs = inferMeta(op.op, op.arguments, metas);
+  if (!outputs.ok()) return outputs.status();
+  if (outputs->size() != op.outputs) {
+    return absl::InvalidArgumentError(absl::StrCat("it returns ", outputs->size(), " tensors, the call expects ", op.outputs));
+  }
+
+  const int meshDims = mesh->mesh.dims();
+  std::vector<Placements> placed(outputs->size());
+  std::vector<int> sizeArguments;
+  Placements wanted;  // of a factory
+  if (inputs.empty()) {
+    wanted = op.placements.empty() ? allReplicate(meshDims) : op.placements;
+    const int tensorDims = outputs->empty() ? 0 : static_cast<int>((*outputs)[0].shape.size());
+    absl::StatusOr<Placements> normal = normalize(wanted, meshDims, tensorDims);
+    if (!normal.ok()) return normal.status();
+    wanted = *std::move(normal);
+    const bool partial = std::any_of(wanted.begin(), wanted.end(), [](const Placement& p) { return p.isPartial(); });
+    const bool inPlace = isUniformFactory(op.name) && !partial;
+    if (inPlace) sizeArguments = {0};
+    for (Placements& p : placed) p = inPlace ? wanted : allReplicate(meshDims);
+  } else if (std::all_of(inputs.begin(), inputs.end(), [](const TensorLayout* l) { return isAllReplicate(l->placements); })) {
+    // Every rank computes the same from the same: right for any deterministic operator, rule or not.
+    for (Placements& p : placed) p = allReplicate(meshDims);
+  } else {
+    const RuleCall call{op.op.schema(), op.arguments, metas, *outputs};
+    absl::StatusOr<std::vector<Signature>> signatures = signaturesFor(op, call, &sizeArguments);
+    if (!signatures.ok()) {
+      return absl::Status(signatures.status().code(),
+                          absl::StrCat("inputs ", describe(inputs), ": ", signatures.status().message(),
+                                       "; redistribute them to Replicate first"));
+    }
+    for (int m = 0; m < meshDims; ++m) {
+      const Signature* match = nullptr;
+      for (const Signature& signature : *signatures) {
+        bool same = keepsPlacement(op, signature);
+        for (std::size_t i = 0; same && i < inputs.size(); ++i) {
+          same = inputs[i]->placements[static_cast<std::size_t>(m)] == signature.inputs[i];
+        }
+        if (same) match = &signature;
+        if (match != nullptr) break;
+      }
+      if (match == nullptr) {
+        std::vector<std::string> accepted;
+        for (const Signature& signature : *signatures) {
+          if (keepsPlacement(op, signature)) accepted.push_back(signature.toString());
+        }
+        return absl::InvalidArgumentError(absl::StrCat("inputs ", describe(inputs), " are placed as no rule accepts on mesh dimension ",
+                                                       m, "; accepted: ", absl::StrJoin(accepted, " | "),
+                                                       "; redistribute an input"));
+      }
+      for (std::size_t o = 0; o < placed.size(); ++o) placed[o].push_back(match->outputs[o]);
+    }
+  }
+
+  std::unique_ptr<PlannedOperator> plan = start(mesh, inputs.size(), op.name);
+  v1::KernelStep* kernel = plan->wire.add_steps()->mutable_kernel();
+  kernel->set_operator_name(op.name);
+  kernel->set_outputs(op.outputs);
+  kernel->set_mutates(!op.mutated.empty());
+  for (std::size_t a = 0; a < op.arguments.size(); ++a) {
+    const bool isSize = std::find(sizeArguments.begin(), sizeArguments.end(), static_cast<int>(a)) != sizeArguments.end();
+    toWire(isSize ? Value(LocalSizes{(*outputs)[0].shape, placed[0]}) : op.arguments[a], kernel->add_arguments());
+  }
+  auto slot = static_cast<std::uint32_t>(inputs.size());
+  for (std::size_t o = 0; o < outputs->size(); ++o) {
+    std::uint32_t result = slot + static_cast<std::uint32_t>(o);
+    if (inputs.empty() && placed[o] != wanted) {
+      v1::ConvertStep* convert = plan->wire.add_steps()->mutable_convert();
+      convert->set_input(result);
+      convert->mutable_shape()->Add((*outputs)[o].shape.begin(), (*outputs)[o].shape.end());
+      toWire(placed[o], convert->mutable_from());
+      toWire(wanted, convert->mutable_to());
+      result = slot + op.outputs + static_cast<std::uint32_t>(o);
+      placed[o] = wanted;
+    }
+    addOutput(plan.get(), result, {(*outputs)[o], mesh, placed[o]});
+  }
+  return plan;
+}
+
+absl::StatusOr<PlannedOperator*> Planner::planRedistribute(const TensorLayout* input, const Placements& to) {
+  RedistributeKey key{input, to};
+  if (const auto it = conversions_.find(key); it != conversions_.end()) return it->second.get();
+  std::unique_ptr<PlannedOperator> plan = start(input->mesh, 1, "redistribute");
+  v1::ConvertStep* convert = plan->wire.add_steps()->mutable_convert();
+  convert->set_input(0);
+  convert->mutable_shape()->Add(input->meta.shape.begin(), input->meta.shape.end());
+  toWire(input->placements, convert->mutable_from());
+  toWire(to, convert->mutable_to());
+  TensorMeta meta = input->meta;
+  if (input->placements != to) meta.strides = contiguousStrides(meta.shape);
+  addOutput(plan.get(), 1, {std::move(meta), input->mesh, to});
+  return conversions_.emplace(std::move(key), std::move(plan)).first->second.get();
+}
+
+}  // namespace dtorch

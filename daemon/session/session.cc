@@ -1,0 +1,717 @@
+#include "daemon/session/session.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "core/shard.h"
+#include "proto/codec.h"
+#include "proto/version.h"
+
+namespace dtorch {
+namespace {
+
+// Uploads up to this size travel inside the frame.
+constexpr std::size_t kInlineBytes = 64u << 10;
+// Failures nobody asked about: so many are remembered, the rest only counted.
+constexpr std::size_t kRememberedFailures = 1024;
+constexpr std::uint32_t kMaxTemplates = 1u << 20;
+constexpr std::uint32_t kMaxOutputs = 1u << 16;
+
+std::string localShapeText(const std::vector<std::int64_t>& shape) {
+  return TensorMeta{DType::kUnspecified, shape, {}}.toString().substr(name(DType::kUnspecified).size());
+}
+
+void sendResult(SessionChannel* channel, FutureId future, const TensorMeta* meta) {
+  auto message = std::make_shared<v1::DaemonMessage>();
+  message->mutable_result()->set_future(future);
+  if (meta != nullptr) toWire(*meta, message->mutable_result()->mutable_meta());
+  message->mutable_result()->set_done(true);
+  channel->send(std::move(message));
+}
+
+}  // namespace
+
+Session::Session(SessionId id, std::shared_ptr<SessionChannel> channel, SessionServices* services)
+    : id_(id),
+      channel_(std::move(channel)),
+      services_(services),
+      opened_(std::chrono::steady_clock::now()),
+      nextOperand_((id << kSessionShift) + 1),
+      nextFence_((id << kSessionShift) + 1) {}
+
+void Session::accept(std::unique_ptr<ClientRequest> request) {
+  request_ = std::move(request);
+  cursor_ = 0;
+}
+
+bool Session::work() {
+  const v1::ClientMessage& message = std::as_const(*request_).message();
+  switch (message.kind_case()) {
+    case v1::ClientMessage::kHello:
+      hello(message.hello());
+      break;
+    case v1::ClientMessage::kBatch:
+      if (!greeted_) {
+        protocolError(absl::FailedPreconditionError("the first message of a stream must be a hello"));
+        break;
+      }
+      while (!closed_ && cursor_ < message.batch().commands_size()) {
+        if (!run(message.batch().commands(cursor_))) {
+          services_->executor->flush();
+          return false;
+        }
+        ++cursor_;
+      }
+      services_->executor->flush();
+      break;
+    case v1::ClientMessage::KIND_NOT_SET:
+      protocolError(absl::InvalidArgumentError("a message is neither hello nor batch, or one of a newer protocol"));
+      break;
+  }
+  request_.reset();
+  if (!closed_) channel_->readNext();
+  return true;
+}
+
+void Session::protocolError(const absl::Status& status) {
+  closed_ = true;
+  channel_->close(status);
+}
+
+void Session::hello(const v1::ClientHello& hello) {
+  if (greeted_) return protocolError(absl::InvalidArgumentError("a second hello on one stream"));
+  if (hello.protocol() != kProtocolVersion) {
+    return protocolError(absl::FailedPreconditionError(
+        absl::StrCat("the client speaks protocol ", hello.protocol(), ", dtorchd ", kDtorchVersion, " speaks ",
+                     kProtocolVersion, ": install matching versions")));
+  }
+  greeted_ = true;
+  client_ = printable(hello.client(), 256);
+  auto message = std::make_shared<v1::DaemonMessage>();
+  v1::Welcome* welcome = message->mutable_welcome();
+  welcome->set_protocol(kProtocolVersion);
+  welcome->set_session(id_);
+  welcome->set_version(kDtorchVersion);
+  welcome->set_world_size(services_->worldSize);
+  welcome->set_device_type(v1::DEVICE_TYPE_CPU);
+  welcome->set_daemon_pid(getpid());
+  channel_->send(std::move(message));
+}
+
+bool Session::run(const v1::Command& command) {
+  if (command.template_id() != 0) return runCall(command);
+  switch (command.other_case()) {
+    case v1::Command::kDefineTemplate:
+      defineTemplate(command.define_template());
+      return true;
+    case v1::Command::kDefineSite:
+      sites_[command.define_site().id()] = {printable(command.define_site().file(), 512), command.define_site().line()};
+      return true;
+    case v1::Command::kDefineMesh:
+      defineMesh(command.define_mesh());
+      return true;
+    case v1::Command::kPut:
+      return put(command.put(), command.site());
+    case v1::Command::kPutChunk:
+      return putChunk(command.put_chunk());
+    case v1::Command::kRedistribute:
+      return redistribute(command);
+    case v1::Command::kGet:
+      return get(command);
+    case v1::Command::kRelease:
+      release(command.release());
+      return true;
+    case v1::Command::kDescribe:
+      describe(command.describe());
+      return true;
+    case v1::Command::kSynchronize:
+      return synchronize(command.synchronize());
+    case v1::Command::kCancelGet:
+      services_->futures->cancel(id_, command.cancel_get().future());
+      return true;
+    case v1::Command::OTHER_NOT_SET:
+      break;
+  }
+  protocolError(absl::InvalidArgumentError("a command is empty, or one of a newer protocol"));
+  return true;
+}
+
+// --- failures ---
+
+std::string Session::site(std::uint32_t id) const {
+  const auto it = sites_.find(id);
+  return it == sites_.end() ? std::string() : it->second.toString();
+}
+
+FailurePtr Session::fail(absl::Status status, std::string operatorName, std::uint32_t siteId) {
+  auto failure = std::make_shared<Failure>(Failure{std::move(status), std::move(operatorName), -1, site(siteId)});
+  ++failed_;
+  ++services_->failed;
+  if (unobserved_.size() < kRememberedFailures) unobserved_.push_back(failure);
+  return failure;
+}
+
+FailurePtr Session::unknownTensor(TensorId tensor, const std::string& operatorName, std::uint32_t siteId) {
+  return fail(absl::NotFoundError(absl::StrCat("tensor ", tensor, " is not one of this session: it was never made, or it has been released")),
+              operatorName, siteId);
+}
+
+void Session::poison(TensorId first, std::uint32_t count, const FailurePtr& failure) {
+  for (std::uint32_t i = 0; i < count; ++i) {
+    if (!addTensor(first + i, {0, nullptr, failure})) return;
+  }
+}
+
+bool Session::addTensor(TensorId tensor, Operand operand) {
+  if (tensor == 0) {
+    protocolError(absl::InvalidArgumentError("tensor id 0 is not allowed"));
+    return false;
+  }
+  const std::uint64_t bytes = operand.layout == nullptr ? 0 : static_cast<std::uint64_t>(operand.layout->meta.bytes());
+  if (!tensors_.emplace(tensor, std::move(operand)).second) {
+    protocolError(absl::InvalidArgumentError(absl::StrCat("tensor id ", tensor, " is already in use")));
+    return false;
+  }
+  tensorBytes_ += bytes;
+  return true;
+}
+
+FailurePtr Session::reportedFailure(OperatorNumber root, Rank rank, std::uint32_t siteId, const v1::Status& error) {
+  FailurePtr& failure = reported_[root];
+  if (failure == nullptr) {
+    failure = std::make_shared<Failure>(Failure{fromWire(error), error.operator_name(), rank, site(siteId)});
+    ++failed_;
+    ++services_->failed;
+    if (unobserved_.size() < kRememberedFailures) unobserved_.push_back(failure);
+    if (reported_.size() > kRememberedFailures) {
+      FailurePtr kept = failure;
+      reported_.clear();
+      reported_[root] = kept;
+      return kept;
+    }
+  }
+  return failure;
+}
+
+void Session::operatorFailed(Rank rank, const v1::OperatorFailed& failed) {
+  const OperatorNumber root = failed.root() == 0 ? failed.operator_number() : failed.root();
+  const Rank where = failed.error().rank() > 0 ? failed.error().rank() - 1 : rank;
+  FailurePtr failure = reportedFailure(root, where, failed.site(), failed.error());
+  for (const OperandId operand : failed.operands()) failedOperands_.emplace(operand, failure);
+}
+
+FailurePtr Session::failureOf(OperandId operand, Rank rank, const v1::FetchedValue& value) {
+  if (const auto it = failedOperands_.find(operand); it != failedOperands_.end()) return it->second;
+  if (!value.has_error() || value.root() == 0) return nullptr;
+  const Rank where = value.error().rank() > 0 ? value.error().rank() - 1 : rank;
+  return reportedFailure(value.root(), where, value.site(), value.error());
+}
+
+std::uint64_t Session::unobservedFailures() const {
+  return static_cast<std::uint64_t>(
+      std::count_if(unobserved_.begin(), unobserved_.end(), [](const FailurePtr& f) { return !f->observed; }));
+}
+
+// --- definitions ---
+
+void Session::defineTemplate(const v1::TemplateDefinition& definition) {
+  if (definition.id() == 0 || templates_.size() >= kMaxTemplates) {
+    return protocolError(absl::InvalidArgumentError(
+        absl::StrCat("template id ", definition.id(), ": ids start at 1, and a session may define ", kMaxTemplates)));
+  }
+  TemplateEntry& entry = templates_[definition.id()];
+  entry = {nullptr, printable(definition.name(), 256), absl::OkStatus(), std::min(definition.outputs(), kMaxOutputs)};
+  const PlacedMesh* placedOn = nullptr;
+  if (definition.mesh() != 0) {
+    absl::StatusOr<const PlacedMesh*> found = mesh(definition.mesh());
+    if (!found.ok()) {
+      entry.error = found.status();
+      return;
+    }
+    placedOn = *found;
+  }
+  v1::TemplateDefinition keyed = definition;
+  keyed.clear_id();
+  keyed.clear_mesh();
+  const std::string key = absl::StrCat(keyed.SerializeAsString(), "@", reinterpret_cast<std::uintptr_t>(placedOn));
+  const auto it = services_->templates.find(key);
+  if (it != services_->templates.end()) {
+    entry.op = it->second.get();
+    return;
+  }
+  absl::StatusOr<Arguments> arguments = fromWire(definition.arguments());
+  if (!arguments.ok()) {
+    entry.error = arguments.status();
+    return;
+  }
+  absl::StatusOr<Placements> placements = fromWire(definition.placements());
+  if (!placements.ok()) {
+    entry.error = placements.status();
+    return;
+  }
+  absl::StatusOr<OperatorTemplate> made =
+      OperatorTemplate::create(entry.name, *arguments, entry.outputs, placedOn, *std::move(placements));
+  if (!made.ok()) {
+    entry.error = made.status();
+    return;
+  }
+  auto owned = std::make_unique<OperatorTemplate>(*std::move(made));
+  entry.op = owned.get();
+  services_->templates.emplace(key, std::move(owned));
+}
+
+void Session::defineMesh(const v1::MeshDefinition& definition) {
+  absl::StatusOr<DeviceMesh> wanted = fromWire(definition.mesh());
+  if (!wanted.ok()) return protocolError(wanted.status());
+  for (const Rank rank : wanted->ranks()) {
+    if (rank >= services_->worldSize) {
+      return protocolError(absl::InvalidArgumentError(
+          absl::StrCat("mesh ", wanted->toString(), " names rank ", rank, "; this daemon has ", services_->worldSize, " workers")));
+    }
+  }
+  if (wanted->deviceType() != DeviceType::kCpu) {
+    return protocolError(absl::InvalidArgumentError(absl::StrCat("mesh ", wanted->toString(), ": the workers' devices are cpu")));
+  }
+  auto [it, isNew] = services_->meshes.try_emplace(*wanted, PlacedMesh{*wanted, 0});
+  if (isNew) it->second.group = services_->executor->groupOf(wanted->ranks());
+  meshes_[definition.id()] = &it->second;
+}
+
+absl::StatusOr<const PlacedMesh*> Session::mesh(std::uint32_t id) const {
+  const auto it = meshes_.find(id);
+  if (it == meshes_.end()) return absl::NotFoundError(absl::StrCat("mesh ", id, " is not defined in this session"));
+  return it->second;
+}
+
+bool Session::canAppend(GroupId group) const {
+  return services_->executor->usable(group) || !services_->executor->error(group).ok();
+}
+
+// --- operators ---
+
+OperandId Session::publish(PlannedOperator* plan, absl::Span<const OperandId> inputs, std::uint32_t siteId) {
+  Executor* executor = services_->executor;
+  const GroupId group = plan->mesh->group;
+  groups_.insert(group);
+  if (!plan->published) {
+    *executor->appendCommand(group)->mutable_define_plan() = plan->wire;
+    plan->published = true;
+  }
+  OperatorNumber number = 0;
+  v1::WorkerCommand* run = executor->appendOperator(group, &number);
+  run->set_plan(plan->id);
+  run->mutable_inputs()->Add(inputs.begin(), inputs.end());
+  const OperandId first = nextOperand_;
+  nextOperand_ += plan->outputs.size();
+  run->set_first_output(first);
+  run->set_site(siteId);
+  return first;
+}
+
+bool Session::runCall(const v1::Command& command) {
+  const auto found = templates_.find(command.template_id());
+  if (found == templates_.end()) {
+    protocolError(absl::InvalidArgumentError(absl::StrCat("template ", command.template_id(), " is not defined")));
+    return true;
+  }
+  const TemplateEntry& entry = found->second;
+  if (!entry.error.ok()) {
+    poison(command.first_output(), entry.outputs, fail(entry.error, entry.name, command.site()));
+    return true;
+  }
+  const OperatorTemplate& op = *entry.op;
+  if (static_cast<std::uint32_t>(command.inputs_size()) != op.inputs) {
+    poison(command.first_output(), op.outputs,
+           fail(absl::InvalidArgumentError(absl::StrCat("its arguments hold ", op.inputs, " tensors, the call gives ",
+                                                        command.inputs_size())),
+                op.name, command.site()));
+    return true;
+  }
+  absl::InlinedVector<const TensorLayout*, 6> layouts;
+  absl::InlinedVector<OperandId, 6> operands;
+  for (const TensorId tensor : command.inputs()) {
+    const auto it = tensors_.find(tensor);
+    if (it == tensors_.end()) {
+      poison(command.first_output(), op.outputs, unknownTensor(tensor, op.name, command.site()));
+      return true;
+    }
+    if (it->second.failure != nullptr) {
+      poison(command.first_output(), op.outputs, it->second.failure);
+      return true;
+    }
+    layouts.push_back(it->second.layout);
+    operands.push_back(it->second.id);
+  }
+  absl::StatusOr<PlannedOperator*> plan = services_->planner->plan(op, layouts);
+  if (!plan.ok()) {
+    poison(command.first_output(), op.outputs, fail(plan.status(), op.name, command.site()));
+    return true;
+  }
+  const GroupId group = (*plan)->mesh->group;
+  if (!canAppend(group)) return false;
+  if (const absl::Status& error = services_->executor->error(group); !error.ok()) {
+    poison(command.first_output(), op.outputs, fail(error, op.name, command.site()));
+    return true;
+  }
+  if (absl::Status quota = checkQuota((*plan)->outputs); !quota.ok()) {
+    poison(command.first_output(), op.outputs, fail(std::move(quota), op.name, command.site()));
+    return true;
+  }
+  const OperandId first = publish(*plan, operands, command.site());
+  ++operators_;
+  for (std::size_t o = 0; o < (*plan)->outputs.size(); ++o) {
+    if (!addTensor(command.first_output() + o, {first + o, (*plan)->outputs[o], nullptr})) break;
+  }
+  return true;
+}
+
+absl::Status Session::checkQuota(absl::Span<const TensorLayout* const> added) const {
+  const SessionLimits& limits = services_->limits;
+  std::uint64_t bytes = tensorBytes_;
+  for (const TensorLayout* layout : added) bytes += static_cast<std::uint64_t>(layout->meta.bytes());
+  if (tensors_.size() + added.size() > limits.maxTensors) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the session would hold more than session.max_tensors = ", limits.maxTensors, " tensors; release some"));
+  }
+  if (bytes > limits.maxBytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("the session would hold ", bytes, " bytes, more than session.max_bytes = ",
+                                                     limits.maxBytes, "; release some tensors"));
+  }
+  return absl::OkStatus();
+}
+
+bool Session::redistribute(const v1::Command& command) {
+  const v1::Redistribute& wanted = command.redistribute();
+  const auto it = tensors_.find(wanted.tensor());
+  FailurePtr failure;
+  if (it == tensors_.end()) {
+    failure = unknownTensor(wanted.tensor(), "redistribute", command.site());
+  } else {
+    failure = it->second.failure;
+  }
+  if (failure == nullptr) {
+    const TensorLayout* layout = it->second.layout;
+    absl::StatusOr<Placements> to = fromWire(wanted.placements());
+    if (to.ok()) to = normalize(*std::move(to), layout->mesh->mesh.dims(), static_cast<int>(layout->meta.shape.size()));
+    if (!to.ok()) {
+      failure = fail(to.status(), "redistribute", command.site());
+    } else {
+      absl::StatusOr<PlannedOperator*> plan = services_->planner->planRedistribute(layout, *to);
+      if (!canAppend(layout->mesh->group)) return false;
+      absl::Status status = plan.status();
+      if (status.ok()) status = services_->executor->error(layout->mesh->group);
+      if (status.ok()) status = checkQuota((*plan)->outputs);
+      if (status.ok()) {
+        const OperandId input = it->second.id;
+        const OperandId output = publish(*plan, {&input, 1}, command.site());
+        ++operators_;
+        addTensor(wanted.output(), {output, (*plan)->outputs[0], nullptr});
+        return true;
+      }
+      failure = fail(status, "redistribute", command.site());
+    }
+  }
+  poison(wanted.output(), 1, failure);
+  return true;
+}
+
+// --- values in ---
+
+absl::StatusOr<TensorLayout> Session::checkPut(const v1::Put& put) const {
+  absl::StatusOr<const PlacedMesh*> placedOn = mesh(put.mesh());
+  if (!placedOn.ok()) return placedOn.status();
+  const DeviceMesh& deviceMesh = (*placedOn)->mesh;
+  absl::StatusOr<TensorMeta> meta = fromWire(put.meta());
+  if (!meta.ok()) return meta.status();
+  meta->strides = contiguousStrides(meta->shape);
+  absl::StatusOr<Placements> placements = fromWire(put.placements());
+  if (!placements.ok()) return placements.status();
+  placements = normalize(*std::move(placements), deviceMesh.dims(), static_cast<int>(meta->shape.size()));
+  if (!placements.ok()) return placements.status();
+  std::uint64_t bytes = static_cast<std::uint64_t>(meta->bytes());
+  if (put.parts()) {
+    if (put.part_shapes_size() != deviceMesh.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(put.part_shapes_size(), " parts for the ", deviceMesh.size(), " ranks of the mesh"));
+    }
+    bytes = 0;
+    for (int i = 0; i < put.part_shapes_size(); ++i) {
+      const std::vector<std::int64_t> given(put.part_shapes(i).values().begin(), put.part_shapes(i).values().end());
+      absl::StatusOr<TensorMeta> part = makeMeta(meta->dtype, given);
+      if (!part.ok()) return part.status();
+      const Rank rank = deviceMesh.ranks()[static_cast<std::size_t>(i)];
+      const std::vector<std::int64_t> expected = localShape(meta->shape, deviceMesh, *placements, *deviceMesh.coordinate(rank));
+      if (given != expected) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("rank ", rank, "'s part of ", meta->toString(), " ", toString(*placements), " must be of shape ",
+                         localShapeText(expected), ", not ", localShapeText(given), ": parts are split as torch.chunk does"));
+      }
+      bytes += static_cast<std::uint64_t>(part->bytes());
+    }
+  }
+  if (put.total_bytes() != bytes || put.inline_bytes().size() > bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(meta->toString(), " takes ", bytes, " bytes, the put announces ", put.total_bytes()));
+  }
+  return TensorLayout{*std::move(meta), *placedOn, *std::move(placements)};
+}
+
+bool Session::put(const v1::Put& put, std::uint32_t siteId) {
+  if (incoming_ == nullptr) {
+    incoming_ = std::make_unique<Incoming>();
+    Incoming& incoming = *incoming_;
+    incoming.site = siteId;
+    incoming.tensor = put.tensor();
+    incoming.totalBytes = put.total_bytes();
+    absl::StatusOr<TensorLayout> layout = checkPut(put);
+    absl::Status status = layout.status();
+    if (status.ok()) {
+      incoming.layout = services_->layouts->intern(*std::move(layout));
+      status = checkQuota({&incoming.layout, 1});
+    }
+    v1::Upload& upload = incoming.upload;
+    if (status.ok()) {
+      toWire(incoming.layout->mesh->mesh, upload.mutable_mesh());
+      toWire(incoming.layout->meta, upload.mutable_meta());
+      toWire(incoming.layout->placements, upload.mutable_placements());
+      upload.set_parts(put.parts());
+      *upload.mutable_part_shapes() = put.part_shapes();
+      if (put.total_bytes() > kInlineBytes) {
+        absl::StatusOr<Segment> segment = Segment::create("dtorch-put", put.total_bytes());
+        status = segment.status();
+        if (segment.ok()) incoming.segment = *std::move(segment);
+      }
+    }
+    if (!status.ok()) incoming.failure = fail(status, "put", siteId);
+    if (!put.inline_bytes().empty()) receive(0, put.inline_bytes());
+  } else if (incoming_->tensor != put.tensor()) {
+    protocolError(absl::InvalidArgumentError(absl::StrCat("a put of tensor ", put.tensor(), " before the one of tensor ",
+                                                          incoming_->tensor, " is complete")));
+    return true;
+  }
+  return finishPut();
+}
+
+void Session::receive(std::uint64_t offset, const std::string& data) {
+  Incoming& incoming = *incoming_;
+  incoming.received = offset + data.size();
+  if (incoming.failure != nullptr) return;
+  if (incoming.segment.size() > 0) {
+    std::memcpy(incoming.segment.data() + offset, data.data(), data.size());
+  } else {
+    incoming.upload.mutable_inline_bytes()->append(data);
+  }
+}
+
+bool Session::putChunk(const v1::PutChunk& chunk) {
+  if (incoming_ == nullptr || incoming_->tensor != chunk.tensor()) {
+    protocolError(absl::InvalidArgumentError(absl::StrCat("bytes of tensor ", chunk.tensor(), " without a put that waits for them")));
+    return true;
+  }
+  Incoming& incoming = *incoming_;
+  // Back after waiting for the group: these bytes are in already.
+  const bool again = incoming.waiting;
+  if (!again) {
+    if (chunk.offset() != incoming.received || chunk.data().size() > incoming.totalBytes - incoming.received) {
+      protocolError(absl::InvalidArgumentError(
+          absl::StrCat("bytes ", chunk.offset(), " to ", chunk.offset() + chunk.data().size(), " of tensor ", chunk.tensor(),
+                       "; expected from ", incoming.received, ", ", incoming.totalBytes, " in all")));
+      return true;
+    }
+    receive(chunk.offset(), chunk.data());
+  }
+  return finishPut();
+}
+
+bool Session::finishPut() {
+  Incoming& incoming = *incoming_;
+  if (incoming.received < incoming.totalBytes) return true;
+  if (incoming.failure == nullptr) {
+    const GroupId group = incoming.layout->mesh->group;
+    if (!canAppend(group)) {
+      incoming.waiting = true;
+      return false;
+    }
+    if (const absl::Status& error = services_->executor->error(group); !error.ok()) {
+      incoming.failure = fail(error, "put", incoming.site);
+    } else {
+      groups_.insert(group);
+      if (incoming.segment.size() > 0) {
+        const SegmentRef& ref = incoming.segment.ref();
+        v1::SegmentRef* wire = incoming.upload.mutable_segment();
+        wire->set_pid(ref.pid);
+        wire->set_fd(ref.fd);
+        wire->set_inode(ref.inode);
+        wire->set_bytes(ref.bytes);
+      }
+      const OperandId operand = nextOperand_++;
+      incoming.upload.set_operand(operand);
+      *services_->executor->appendCommand(group, incoming.totalBytes, std::move(incoming.segment))->mutable_upload() =
+          std::move(incoming.upload);
+      addTensor(incoming.tensor, {operand, incoming.layout, nullptr});
+    }
+  }
+  if (incoming.failure != nullptr) poison(incoming.tensor, 1, incoming.failure);
+  incoming_.reset();
+  return true;
+}
+
+// --- values out ---
+
+bool Session::get(const v1::Command& command) {
+  const v1::Get& wanted = command.get();
+  const auto it = tensors_.find(wanted.tensor());
+  if (it == tensors_.end()) {
+    FutureTable::sendError(channel_.get(), wanted.future(), unknownTensor(wanted.tensor(), "get", command.site()).get());
+    return true;
+  }
+  if (it->second.failure != nullptr) {
+    FutureTable::sendError(channel_.get(), wanted.future(), it->second.failure.get());
+    return true;
+  }
+  const TensorLayout* layout = it->second.layout;
+  const DeviceMesh& deviceMesh = layout->mesh->mesh;
+  const GroupId group = layout->mesh->group;
+  if (!canAppend(group)) return false;
+  absl::Status status = services_->executor->error(group);
+  if (status.ok() && wanted.local()) status = deviceMesh.coordinate(wanted.rank()).status();
+  OperandId operand = it->second.id;
+  const bool gather = !wanted.local() && !isAllReplicate(layout->placements);
+  PlannedOperator* plan = nullptr;
+  if (status.ok() && gather) {
+    absl::StatusOr<PlannedOperator*> planned = services_->planner->planRedistribute(layout, allReplicate(deviceMesh.dims()));
+    status = planned.status();
+    if (status.ok()) plan = *planned;
+  }
+  if (!status.ok()) {
+    FutureTable::sendError(channel_.get(), wanted.future(), fail(status, "get", command.site()).get());
+    return true;
+  }
+  if (plan != nullptr) operand = publish(plan, {&operand, 1}, command.site());
+  groups_.insert(group);
+  v1::Fetch* fetch = services_->executor->appendCommand(group)->mutable_fetch();
+  fetch->set_operand(operand);
+  fetch->set_rank(wanted.local() ? wanted.rank() : deviceMesh.ranks()[0]);
+  fetch->set_future(services_->futures->await(id_, channel_, wanted.future(), group, operand));
+  if (plan != nullptr) services_->executor->appendCommand(group)->mutable_discard()->add_operands(operand);
+  return true;
+}
+
+void Session::describe(const v1::Describe& describe) {
+  const auto it = tensors_.find(describe.tensor());
+  if (it == tensors_.end()) {
+    return FutureTable::sendError(channel_.get(), describe.future(), unknownTensor(describe.tensor(), "describe", 0).get());
+  }
+  if (it->second.failure != nullptr) {
+    return FutureTable::sendError(channel_.get(), describe.future(), it->second.failure.get());
+  }
+  const TensorLayout* layout = it->second.layout;
+  auto message = std::make_shared<v1::DaemonMessage>();
+  v1::FutureResult* result = message->mutable_result();
+  result->set_future(describe.future());
+  toWire(layout->meta, result->mutable_meta());
+  toWire(layout->placements, result->mutable_placements());
+  for (const auto& [number, placedOn] : meshes_) {
+    if (placedOn == layout->mesh) result->set_mesh(number);
+  }
+  result->set_done(true);
+  channel_->send(std::move(message));
+}
+
+bool Session::synchronize(const v1::Synchronize& synchronize) {
+  for (const GroupId group : groups_) {
+    if (!canAppend(group)) return false;
+  }
+  auto pending = std::make_shared<PendingFence>();
+  pending->future = synchronize.future();
+  for (const GroupId group : groups_) {
+    if (!services_->executor->error(group).ok()) continue;
+    const std::uint64_t fence = nextFence_++;
+    services_->executor->appendFence(group, fence);
+    fences_[fence] = {group, pending};
+    ++pending->missing;
+  }
+  if (pending->missing == 0) finishSynchronize(pending->future);
+  return true;
+}
+
+void Session::finishSynchronize(FutureId future) {
+  for (const FailurePtr& failure : unobserved_) {
+    if (failure->observed) continue;
+    FutureTable::sendError(channel_.get(), future, failure.get());
+    std::erase_if(unobserved_, [](const FailurePtr& f) { return f->observed; });
+    return;
+  }
+  sendResult(channel_.get(), future, nullptr);
+}
+
+void Session::fenceReached(std::uint64_t fence) {
+  const auto it = fences_.find(fence);
+  if (it == fences_.end()) return;
+  std::shared_ptr<PendingFence> pending = it->second.pending;
+  fences_.erase(it);
+  if (--pending->missing == 0) finishSynchronize(pending->future);
+}
+
+void Session::failBrokenGroups(Rank rank) {
+  std::vector<std::uint64_t> ended;
+  for (const auto& [fence, waiting] : fences_) {
+    const absl::Status& error = services_->executor->error(waiting.group);
+    if (error.ok()) continue;
+    auto failure = std::make_shared<Failure>(Failure{error, "", rank, ""});
+    if (unobserved_.size() < kRememberedFailures) unobserved_.push_back(failure);
+    ended.push_back(fence);
+  }
+  for (const std::uint64_t fence : ended) fenceReached(fence);
+}
+
+void Session::release(const v1::Release& release) {
+  v1::Discard* discard = nullptr;
+  GroupId group = 0;
+  for (const TensorId tensor : release.tensors()) {
+    const auto it = tensors_.find(tensor);
+    if (it == tensors_.end()) continue;
+    const Operand operand = std::move(it->second);
+    tensors_.erase(it);
+    if (operand.id == 0) continue;
+    tensorBytes_ -= static_cast<std::uint64_t>(operand.layout->meta.bytes());
+    failedOperands_.erase(operand.id);
+    const GroupId of = operand.layout->mesh->group;
+    if (!services_->executor->error(of).ok()) continue;
+    if (discard == nullptr || group != of) {
+      discard = services_->executor->appendCommand(of)->mutable_discard();
+      group = of;
+    }
+    discard->add_operands(operand.id);
+  }
+}
+
+void Session::close() {
+  closed_ = true;
+  request_.reset();
+  services_->futures->dropSession(id_);
+  v1::Release all;
+  for (const auto& [tensor, operand] : tensors_) all.add_tensors(tensor);
+  release(all);
+  services_->executor->flush();
+}
+
+v1::SessionStatus Session::status() const {
+  v1::SessionStatus status;
+  const PeerCredentials peer = channel_->peer();
+  status.set_id(id_);
+  status.set_client(client_);
+  status.set_uid(peer.uid);
+  status.set_pid(peer.pid);
+  status.set_age_ms(
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - opened_).count());
+  status.set_tensors(tensors_.size());
+  status.set_tensor_bytes(static_cast<std::int64_t>(tensorBytes_));
+  status.set_operators(operators_);
+  status.set_failed(failed_);
+  status.set_futures(services_->futures->pendingOf(id_) + fences_.size());
+  return status;
+}
+
+}  // namespace dtorch
