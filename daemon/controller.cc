@@ -120,8 +120,8 @@ absl::Status Controller::waitReady(std::chrono::milliseconds timeout) {
     if (connected_.contains(rank)) continue;
     late.push_back(absl::StrCat("worker ", rank, " (last log lines: ", absl::StrJoin(supervisor_->lastLines(rank), " / "), ")"));
   }
-  return absl::DeadlineExceededError(absl::StrCat("not up after workers.start_timeout = ", timeout.count(), " ms: ",
-                                                  late.empty() ? "the group of all workers" : absl::StrJoin(late, "; ")));
+  return absl::DeadlineExceededError(
+      late.empty() ? "the workers are connected, but have not joined their group" : absl::StrCat("not up: ", absl::StrJoin(late, "; ")));
 }
 
 v1::Health Controller::healthLocked() const {
@@ -297,7 +297,7 @@ void Controller::onOperatorFailed(Rank rank, const v1::OperatorFailed& failed) {
 }
 
 void Controller::onValue(Rank rank, const v1::FetchedValue& value) {
-  FailurePtr failure;
+  OperandFailurePtr failure;
   const OperandId operand = futures_->operandOf(value.future());
   const auto it = sessions_.find(sessionOf(operand));
   if (it != sessions_.end()) failure = it->second->failureOf(operand, rank, value);

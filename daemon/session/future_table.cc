@@ -26,7 +26,7 @@ OperandId FutureTable::operandOf(FutureId fetch) const {
   return it == pending_.end() ? 0 : it->second.operand;
 }
 
-void FutureTable::sendError(SessionChannel* channel, FutureId clientFuture, Failure* failure) {
+void FutureTable::sendError(SessionChannel* channel, FutureId clientFuture, OperandFailure* failure) {
   failure->observed = true;
   auto message = std::make_shared<v1::DaemonMessage>();
   v1::FutureResult* result = message->mutable_result();
@@ -42,7 +42,7 @@ void FutureTable::release(Rank rank, FutureId fetch) {
   executor_->sendToWorker(rank, command);
 }
 
-void FutureTable::resolve(Rank rank, const v1::FetchedValue& value, FailurePtr failure) {
+void FutureTable::resolve(Rank rank, const v1::FetchedValue& value, OperandFailurePtr failure) {
   const auto it = pending_.find(value.future());
   if (it == pending_.end()) {
     if (value.has_segment()) release(rank, value.future());
@@ -51,7 +51,7 @@ void FutureTable::resolve(Rank rank, const v1::FetchedValue& value, FailurePtr f
   Pending pending = std::move(it->second);
   pending_.erase(it);
   if (failure == nullptr && value.has_error()) {
-    failure = std::make_shared<Failure>(Failure{fromWire(value.error()), value.error().operator_name(),
+    failure = std::make_shared<OperandFailure>(OperandFailure{fromWire(value.error()), value.error().operator_name(),
                                                 value.error().rank() - 1, value.error().site()});
   }
   Segment segment;
@@ -61,7 +61,7 @@ void FutureTable::resolve(Rank rank, const v1::FetchedValue& value, FailurePtr f
     if (opened.ok()) {
       segment = *std::move(opened);
     } else {
-      failure = std::make_shared<Failure>(Failure{opened.status(), "", rank, ""});
+      failure = std::make_shared<OperandFailure>(OperandFailure{opened.status(), "", rank, ""});
     }
   }
   if (failure != nullptr) {
@@ -136,7 +136,7 @@ void FutureTable::failBrokenGroups(Rank rank) {
     const auto current = it++;
     const absl::Status& error = executor_->error(current->second.group);
     if (error.ok()) continue;
-    Failure failure{error, "", rank, ""};
+    OperandFailure failure{error, "", rank, ""};
     sendError(current->second.channel.get(), current->second.clientFuture, &failure);
     pending_.erase(current);
   }

@@ -9,7 +9,7 @@
 #include "daemon/executor/executor.h"
 #include "daemon/graph/tensor_layout.h"
 #include "daemon/rpc/session_channel.h"
-#include "daemon/session/failure.h"
+#include "daemon/session/operand_failure.h"
 #include "shm/segment.h"
 
 namespace dtorch {
@@ -26,7 +26,7 @@ class FutureTable {
   FutureId await(SessionId session, std::shared_ptr<SessionChannel> channel, FutureId clientFuture, GroupId group,
                  OperandId operand);
   /// A worker has answered: `failure`, when there is one, goes before the value.
-  void resolve(Rank rank, const v1::FetchedValue& value, FailurePtr failure);
+  void resolve(Rank rank, const v1::FetchedValue& value, OperandFailurePtr failure);
   /// The operand that a pending number waits for; 0 when there is none.
   OperandId operandOf(FutureId fetch) const;
   void cancel(SessionId session, FutureId clientFuture);
@@ -37,7 +37,7 @@ class FutureTable {
   void continueTransfers(SessionId session);
   std::size_t pendingOf(SessionId session) const;
 
-  static void sendError(SessionChannel* channel, FutureId clientFuture, Failure* failure);
+  static void sendError(SessionChannel* channel, FutureId clientFuture, OperandFailure* failure);
 
  private:
   struct Pending {

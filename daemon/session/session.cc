@@ -146,20 +146,20 @@ std::string Session::site(std::uint32_t id) const {
   return it == sites_.end() ? std::string() : it->second.toString();
 }
 
-FailurePtr Session::fail(absl::Status status, std::string operatorName, std::uint32_t siteId) {
-  auto failure = std::make_shared<Failure>(Failure{std::move(status), std::move(operatorName), -1, site(siteId)});
+OperandFailurePtr Session::fail(absl::Status status, std::string operatorName, std::uint32_t siteId) {
+  auto failure = std::make_shared<OperandFailure>(OperandFailure{std::move(status), std::move(operatorName), -1, site(siteId)});
   ++failed_;
   ++services_->failed;
   if (unobserved_.size() < kRememberedFailures) unobserved_.push_back(failure);
   return failure;
 }
 
-FailurePtr Session::unknownTensor(TensorId tensor, const std::string& operatorName, std::uint32_t siteId) {
+OperandFailurePtr Session::unknownTensor(TensorId tensor, const std::string& operatorName, std::uint32_t siteId) {
   return fail(absl::NotFoundError(absl::StrCat("tensor ", tensor, " is not one of this session: it was never made, or it has been released")),
               operatorName, siteId);
 }
 
-void Session::poison(TensorId first, std::uint32_t count, const FailurePtr& failure) {
+void Session::poison(TensorId first, std::uint32_t count, const OperandFailurePtr& failure) {
   for (std::uint32_t i = 0; i < count; ++i) {
     if (!addTensor(first + i, {0, nullptr, failure})) return;
   }
@@ -179,15 +179,15 @@ bool Session::addTensor(TensorId tensor, Operand operand) {
   return true;
 }
 
-FailurePtr Session::reportedFailure(OperatorNumber root, Rank rank, std::uint32_t siteId, const v1::Status& error) {
-  FailurePtr& failure = reported_[root];
+OperandFailurePtr Session::reportedFailure(OperatorNumber root, Rank rank, std::uint32_t siteId, const v1::Status& error) {
+  OperandFailurePtr& failure = reported_[root];
   if (failure == nullptr) {
-    failure = std::make_shared<Failure>(Failure{fromWire(error), error.operator_name(), rank, site(siteId)});
+    failure = std::make_shared<OperandFailure>(OperandFailure{fromWire(error), error.operator_name(), rank, site(siteId)});
     ++failed_;
     ++services_->failed;
     if (unobserved_.size() < kRememberedFailures) unobserved_.push_back(failure);
     if (reported_.size() > kRememberedFailures) {
-      FailurePtr kept = failure;
+      OperandFailurePtr kept = failure;
       reported_.clear();
       reported_[root] = kept;
       return kept;
@@ -199,11 +199,11 @@ FailurePtr Session::reportedFailure(OperatorNumber root, Rank rank, std::uint32_
 void Session::operatorFailed(Rank rank, const v1::OperatorFailed& failed) {
   const OperatorNumber root = failed.root() == 0 ? failed.operator_number() : failed.root();
   const Rank where = failed.error().rank() > 0 ? failed.error().rank() - 1 : rank;
-  FailurePtr failure = reportedFailure(root, where, failed.site(), failed.error());
+  OperandFailurePtr failure = reportedFailure(root, where, failed.site(), failed.error());
   for (const OperandId operand : failed.operands()) failedOperands_.emplace(operand, failure);
 }
 
-FailurePtr Session::failureOf(OperandId operand, Rank rank, const v1::FetchedValue& value) {
+OperandFailurePtr Session::failureOf(OperandId operand, Rank rank, const v1::FetchedValue& value) {
   if (const auto it = failedOperands_.find(operand); it != failedOperands_.end()) return it->second;
   if (!value.has_error() || value.root() == 0) return nullptr;
   const Rank where = value.error().rank() > 0 ? value.error().rank() - 1 : rank;
@@ -212,7 +212,7 @@ FailurePtr Session::failureOf(OperandId operand, Rank rank, const v1::FetchedVal
 
 std::uint64_t Session::unobservedFailures() const {
   return static_cast<std::uint64_t>(
-      std::count_if(unobserved_.begin(), unobserved_.end(), [](const FailurePtr& f) { return !f->observed; }));
+      std::count_if(unobserved_.begin(), unobserved_.end(), [](const OperandFailurePtr& f) { return !f->observed; }));
 }
 
 // --- definitions ---
@@ -386,7 +386,7 @@ absl::Status Session::checkQuota(absl::Span<const TensorLayout* const> added) co
 bool Session::redistribute(const v1::Command& command) {
   const v1::Redistribute& wanted = command.redistribute();
   const auto it = tensors_.find(wanted.tensor());
-  FailurePtr failure;
+  OperandFailurePtr failure;
   if (it == tensors_.end()) {
     failure = unknownTensor(wanted.tensor(), "redistribute", command.site());
   } else {
@@ -637,10 +637,10 @@ bool Session::synchronize(const v1::Synchronize& synchronize) {
 }
 
 void Session::finishSynchronize(FutureId future) {
-  for (const FailurePtr& failure : unobserved_) {
+  for (const OperandFailurePtr& failure : unobserved_) {
     if (failure->observed) continue;
     FutureTable::sendError(channel_.get(), future, failure.get());
-    std::erase_if(unobserved_, [](const FailurePtr& f) { return f->observed; });
+    std::erase_if(unobserved_, [](const OperandFailurePtr& f) { return f->observed; });
     return;
   }
   sendResult(channel_.get(), future, nullptr);
@@ -659,7 +659,7 @@ void Session::failBrokenGroups(Rank rank) {
   for (const auto& [fence, waiting] : fences_) {
     const absl::Status& error = services_->executor->error(waiting.group);
     if (error.ok()) continue;
-    auto failure = std::make_shared<Failure>(Failure{error, "", rank, ""});
+    auto failure = std::make_shared<OperandFailure>(OperandFailure{error, "", rank, ""});
     if (unobserved_.size() < kRememberedFailures) unobserved_.push_back(failure);
     ended.push_back(fence);
   }

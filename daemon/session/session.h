@@ -15,7 +15,7 @@
 #include "daemon/placement/operator_template.h"
 #include "daemon/placement/planner.h"
 #include "daemon/rpc/session_channel.h"
-#include "daemon/session/failure.h"
+#include "daemon/session/operand_failure.h"
 #include "daemon/session/future_table.h"
 #include "shm/segment.h"
 
@@ -25,7 +25,7 @@ namespace dtorch {
 struct Operand {
   OperandId id = 0;              // 0: no worker has it, because of `failure`
   const TensorLayout* layout = nullptr;
-  FailurePtr failure;
+  OperandFailurePtr failure;
 };
 
 struct SessionLimits {
@@ -65,7 +65,7 @@ class Session {
   /// A worker's report about an operator of this session.
   void operatorFailed(Rank rank, const v1::OperatorFailed& failed);
   /// Why `operand` has no value, if a worker has said so; or the error that came in place of the value.
-  FailurePtr failureOf(OperandId operand, Rank rank, const v1::FetchedValue& value);
+  OperandFailurePtr failureOf(OperandId operand, Rank rank, const v1::FetchedValue& value);
   void fenceReached(std::uint64_t fence);
   /// A worker is gone: fences of its groups end.
   void failBrokenGroups(Rank rank);
@@ -92,7 +92,7 @@ class Session {
     std::uint64_t totalBytes = 0;
     std::uint64_t received = 0;
     bool waiting = false;  // complete, but its group is not usable yet
-    FailurePtr failure;    // found at the start; the bytes that still come are swallowed
+    OperandFailurePtr failure;    // found at the start; the bytes that still come are swallowed
   };
 
   // These return false when the command must wait for its group, and have then changed nothing.
@@ -118,12 +118,12 @@ class Session {
   /// Whether the group takes commands now, or has failed for good (then they are dropped).
   bool canAppend(GroupId group) const;
   bool addTensor(TensorId tensor, Operand operand);
-  void poison(TensorId first, std::uint32_t count, const FailurePtr& failure);
-  FailurePtr fail(absl::Status status, std::string operatorName, std::uint32_t site);
-  FailurePtr unknownTensor(TensorId tensor, const std::string& operatorName, std::uint32_t site);
+  void poison(TensorId first, std::uint32_t count, const OperandFailurePtr& failure);
+  OperandFailurePtr fail(absl::Status status, std::string operatorName, std::uint32_t site);
+  OperandFailurePtr unknownTensor(TensorId tensor, const std::string& operatorName, std::uint32_t site);
   std::string site(std::uint32_t id) const;
   OperandId publish(PlannedOperator* plan, absl::Span<const OperandId> inputs, std::uint32_t site);
-  FailurePtr reportedFailure(OperatorNumber root, Rank rank, std::uint32_t site, const v1::Status& error);
+  OperandFailurePtr reportedFailure(OperatorNumber root, Rank rank, std::uint32_t site, const v1::Status& error);
   void protocolError(const absl::Status& status);
 
   SessionId id_;
@@ -148,10 +148,10 @@ class Session {
   OperandId nextOperand_;
   std::uint64_t nextFence_;
   /// What workers have reported: by operator, and by each operand that has no value for it.
-  absl::flat_hash_map<OperatorNumber, FailurePtr> reported_;
-  absl::flat_hash_map<OperandId, FailurePtr> failedOperands_;
+  absl::flat_hash_map<OperatorNumber, OperandFailurePtr> reported_;
+  absl::flat_hash_map<OperandId, OperandFailurePtr> failedOperands_;
   /// Failures that no future has delivered yet, oldest first; the oldest few are kept.
-  std::vector<FailurePtr> unobserved_;
+  std::vector<OperandFailurePtr> unobserved_;
   // One synchronize waits for a fence in each group that the session has used.
   struct PendingFence {
     FutureId future = 0;

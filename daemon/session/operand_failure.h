@@ -9,16 +9,16 @@
 namespace dtorch {
 
 /// The first cause why a tensor has no value; shared by everything that depends on it.
-struct Failure {
+struct OperandFailure {
   absl::Status status;
   std::string operatorName;
   Rank rank = -1;    // -1: on the daemon
   std::string site;  // of the client's call
   bool observed = false;  // some future has delivered it
 };
-using FailurePtr = std::shared_ptr<Failure>;
+using OperandFailurePtr = std::shared_ptr<OperandFailure>;
 
 /// "aten::mm at train.cc:41 on rank 1: <message>".
-void toWire(const Failure& failure, v1::Status* out);
+void toWire(const OperandFailure& failure, v1::Status* out);
 
 }  // namespace dtorch

@@ -1,11 +1,11 @@
-#include "daemon/session/failure.h"
+#include "daemon/session/operand_failure.h"
 
 #include "absl/strings/str_cat.h"
 #include "proto/codec.h"
 
 namespace dtorch {
 
-void toWire(const Failure& failure, v1::Status* out) {
+void toWire(const OperandFailure& failure, v1::Status* out) {
   std::string where = failure.operatorName;
   if (!failure.site.empty()) absl::StrAppend(&where, where.empty() ? "" : " ", "at ", failure.site);
   if (failure.rank >= 0) absl::StrAppend(&where, where.empty() ? "" : " ", "on rank ", failure.rank);

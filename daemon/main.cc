@@ -1,0 +1,220 @@
+// dtorchd: reads its configuration, takes the clients' address, starts the workers, serves until it is told to stop.
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <memory>
+#include <utility>
+
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+#include <zmq.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/controller.h"
+#include "daemon/daemon_config.h"
+#include "daemon/notify.h"
+#include "daemon/rpc/server.h"
+#include "daemon/supervisor/process_launcher.h"
+#include "daemon/supervisor/supervisor.h"
+#include "daemon/thread_launcher.h"
+#include "proto/version.h"
+
+namespace dtorch {
+namespace {
+
+spdlog::level::level_enum levelOf(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarn:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+  }
+  return spdlog::level::info;
+}
+
+absl::Status openLog(const DaemonConfig& config) {
+  try {
+    spdlog::set_default_logger(config.logFile.empty() ? spdlog::stderr_logger_mt("dtorchd")
+                                                      : spdlog::basic_logger_mt("dtorchd", config.logFile));
+  } catch (const spdlog::spdlog_ex& error) {
+    return absl::InvalidArgumentError(absl::StrCat("log.file = ", config.logFile, ": ", error.what()));
+  }
+  spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
+  spdlog::set_level(levelOf(config.logLevel));
+  spdlog::flush_on(spdlog::level::info);
+  return absl::OkStatus();
+}
+
+// SIGTERM and SIGINT as a descriptor: blocked here, before the first thread, so that every thread inherits it.
+int blockStopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+  return signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+class Daemon {
+ public:
+  Daemon(DaemonConfig config, int signalFd, int stopFd)
+      : config_(std::move(config)), signalFd_(signalFd), stopFd_(stopFd) {}
+  ~Daemon() { shutdown(); }
+
+  absl::Status start() {
+    ServerOptions serverOptions;
+    serverOptions.socketPath = config_.listenSocket;
+    serverOptions.pidFile = absl::StrCat(config_.runtimeDir, "/dtorchd.pid");
+    serverOptions.tcpAddress = config_.listenTcp;
+    serverOptions.maxMessageBytes = static_cast<std::size_t>(config_.sessionMaxMessage.bytes);
+    absl::StatusOr<std::unique_ptr<Server>> server = Server::bind(serverOptions);
+    if (!server.ok()) return server.status();
+    server_ = *std::move(server);
+
+    const bool threads = config_.workersMode == WorkerMode::kThread;
+    ControllerOptions options;
+    options.executor.frameEndpoint = threads ? "inproc://frames" : absl::StrCat("ipc://", config_.runtimeDir, "/frames.sock");
+    options.executor.reportEndpoint = threads ? "inproc://reports" : absl::StrCat("ipc://", config_.runtimeDir, "/reports.sock");
+    options.executor.worldSize = static_cast<int>(config_.workersCount);
+    options.executor.maxOperatorsInFlight = static_cast<std::uint64_t>(config_.executorMaxOperatorsInFlight);
+    options.executor.maxBytesInFlight = static_cast<std::uint64_t>(config_.executorMaxBytesInFlight.bytes);
+    options.limits.maxTensors = static_cast<std::size_t>(config_.sessionMaxTensors);
+    options.limits.maxBytes = static_cast<std::uint64_t>(config_.sessionMaxBytes.bytes);
+
+    SupervisorOptions supervisorOptions;
+    supervisorOptions.socketPath = absl::StrCat(config_.runtimeDir, "/supervisor.sock");
+    supervisorOptions.silentAfter = config_.heartbeatSilentAfter;
+    absl::StatusOr<std::unique_ptr<Supervisor>> supervisor = Supervisor::start(
+        supervisorOptions, threads ? makeThreadLauncher(&context_) : makeProcessLauncher(config_.workerBinary),
+        [this](Rank rank, std::string detail) { controller_->workerExited(rank, std::move(detail)); });
+    if (!supervisor.ok()) return supervisor.status();
+    supervisor_ = *std::move(supervisor);
+
+    // ZeroMQ creates its ipc sockets with the process's umask: nobody else's from birth.
+    const mode_t before = umask(0077);
+    absl::StatusOr<std::unique_ptr<Controller>> controller = Controller::start(&context_, options, supervisor_.get());
+    umask(before);
+    if (!controller.ok()) return controller.status();
+    controller_ = *std::move(controller);
+    controller_->onStopRequested([this] { eventfd_write(stopFd_, 1); });
+    if (absl::Status status = server_->serve(controller_.get()); !status.ok()) return status;
+
+    for (Rank rank = 0; rank < options.executor.worldSize; ++rank) {
+      WorkerSpec spec;
+      spec.rank = rank;
+      spec.worldSize = options.executor.worldSize;
+      spec.frameEndpoint = options.executor.frameEndpoint;
+      spec.reportEndpoint = options.executor.reportEndpoint;
+      spec.supervisorTarget = absl::StrCat("unix:", supervisorOptions.socketPath);
+      spec.threads = static_cast<int>(config_.workersThreads);
+      spec.heartbeatInterval = config_.heartbeatInterval;
+      spec.commTimeout = config_.commTimeout;
+      if (absl::Status status = supervisor_->launch(spec); !status.ok()) return status;
+    }
+    return waitForWorkers();
+  }
+
+  // Until a signal, a client's stop, or a loop that does not go round any more.
+  absl::Status serve() {
+    server_->setServing(true);
+    spdlog::info("ready: {} workers, clients at {}", config_.workersCount, config_.listenSocket);
+    notifyReady(absl::StrCat(config_.workersCount, " workers, clients at ", config_.listenSocket));
+    const auto watchdog = watchdogInterval();
+    const auto turn = watchdog ? std::chrono::duration_cast<std::chrono::milliseconds>(*watchdog) / 3 : std::chrono::seconds(10);
+    while (!stopRequested(turn)) {
+      if (watchdog && controller_->sinceLastTurn() < *watchdog) notifyWatchdog();
+    }
+    return absl::OkStatus();
+  }
+
+  void shutdown() {
+    if (server_ == nullptr) return;
+    notifyStopping();
+    if (controller_ != nullptr) server_->setServing(false);
+    server_->shutdown(config_.shutdownTimeout / 4);
+    if (controller_ != nullptr) controller_->stop();
+    if (supervisor_ != nullptr) supervisor_->terminateAll(config_.shutdownTimeout / 4);
+    controller_.reset();
+    supervisor_.reset();
+    server_.reset();
+  }
+
+ private:
+  bool stopRequested(std::chrono::milliseconds timeout) {
+    std::array<pollfd, 2> fds = {{{signalFd_, POLLIN, 0}, {stopFd_, POLLIN, 0}}};
+    if (poll(fds.data(), fds.size(), static_cast<int>(timeout.count())) <= 0) return false;
+    signalfd_siginfo info{};
+    if (fds[0].revents != 0 && read(signalFd_, &info, sizeof(info)) == sizeof(info)) {
+      spdlog::info("stopping: {}", info.ssi_signo == SIGTERM ? "SIGTERM" : "SIGINT");
+    } else {
+      spdlog::info("stopping: asked by a client");
+    }
+    return true;
+  }
+
+  absl::Status waitForWorkers() {
+    constexpr std::chrono::milliseconds kStep{100};
+    const auto deadline = std::chrono::steady_clock::now() + config_.workersStartTimeout;
+    while (true) {
+      const absl::Status ready = controller_->waitReady(kStep);
+      if (!absl::IsDeadlineExceeded(ready)) return ready;
+      if (stopRequested(std::chrono::milliseconds(0))) return absl::CancelledError("stopped during start-up");
+      if (std::chrono::steady_clock::now() >= deadline) {
+        return absl::DeadlineExceededError(absl::StrCat("workers.start_timeout = ", config_.workersStartTimeout.count(),
+                                                        " ms is over: ", ready.message()));
+      }
+    }
+  }
+
+  DaemonConfig config_;
+  int signalFd_;
+  int stopFd_;
+  zmq::context_t context_;
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<Supervisor> supervisor_;
+  std::unique_ptr<Controller> controller_;
+};
+
+int run(int argc, char** argv) {
+  absl::StatusOr<LoadedConfig<DaemonConfig>> loaded = loadDaemonConfig(ConfigInputs::ofProcess(argc, argv));
+  if (!loaded.ok()) {
+    std::fprintf(stderr, "dtorchd: %s\n", std::string(loaded.status().message()).c_str());
+    return 1;
+  }
+  if (!loaded->output.empty()) {
+    std::fputs(loaded->output.c_str(), stdout);
+    return 0;
+  }
+  const int signalFd = blockStopSignals();
+  const int stopFd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  absl::Status status = openLog(loaded->config);
+  if (status.ok()) {
+    Daemon daemon(loaded->config, signalFd, stopFd);
+    status = daemon.start();
+    if (status.ok()) status = daemon.serve();
+    daemon.shutdown();
+  }
+  close(stopFd);
+  close(signalFd);
+  if (status.ok() || absl::IsCancelled(status)) return 0;
+  spdlog::error("{}", std::string(status.message()));
+  return 1;
+}
+
+}  // namespace
+}  // namespace dtorch
+
+int main(int argc, char** argv) { return dtorch::run(argc, argv); }
