@@ -1,0 +1,183 @@
+#include "worker/kernel_runner.h"
+
+#include <memory>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "comm/placement/convert.h"
+#include "dispatch/dtype.h"
+#include "dispatch/prepared_call.h"
+
+namespace dtorch {
+namespace {
+
+// "float32[3, 4]".
+std::string describe(c10::ScalarType dtype, absl::Span<const std::int64_t> shape) {
+  const absl::StatusOr<DType> known = fromTorch(dtype);
+  return absl::StrCat(known.ok() ? name(*known) : c10::toString(dtype), "[", absl::StrJoin(shape, ", "), "]");
+}
+
+std::string describe(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "None";
+  return describe(tensor.scalar_type(), {tensor.sizes().data(), tensor.sizes().size()});
+}
+
+}  // namespace
+
+void KernelRunner::run(Task& task) {
+  if (task.plan == nullptr) {
+    task.job(*this);
+    return;
+  }
+  progress_.begin(task.plan, task.number);
+  CallState& call = task.call == nullptr ? call_ : *task.call;
+  runSegment(task, call);
+  if (task.segment + 1 == task.plan->segments.size()) {
+    finishCall(task, call);
+    call.tensors.clear();
+    progress_.end(task.number);
+  } else {
+    progress_.pause();
+  }
+}
+
+void KernelRunner::runSegment(const Task& task, CallState& call) {
+  const Plan& plan = *task.plan;
+  const PlanSegment& segment = plan.segments[task.segment];
+  if (task.segment == 0) call.reset(plan.slots);
+  for (const std::uint32_t input : segment.inputs) {
+    const Operand& operand = *task.operands[input];
+    if (operand.failure != nullptr) {
+      call.fail(input, operand.failure);
+    } else {
+      call.tensors[input] = operand.value;
+    }
+  }
+  for (std::uint32_t i = segment.begin; i < segment.end; ++i) {
+    std::visit([&](const auto& action) { runAction(action, task, call); }, plan.actions[i]);
+  }
+}
+
+void KernelRunner::runAction(const KernelAction& action, const Task& task, CallState& call) {
+  FailurePtr failure;
+  if (!call.failures.empty()) {
+    for (std::size_t i = 0; i < action.reads.size() && failure == nullptr; ++i) failure = call.failureOf(action.reads[i]);
+  }
+  if (failure == nullptr) {
+    results_.clear();
+    absl::Status status = action.call.run(call.tensors, &results_);
+    if (status.ok() && results_.size() != action.outputs) {
+      status = absl::InternalError(absl::StrCat("it returned ", results_.size(), " tensors, planned were ", action.outputs));
+    }
+    if (status.ok()) {
+      for (std::uint32_t i = 0; i < action.outputs; ++i) {
+        call.tensors[action.firstOutput + i] = std::move(results_[i]);
+      }
+      return;
+    }
+    const std::string arguments = absl::StrJoin(action.reads, ", ", [&](std::string* out, std::uint32_t slot) {
+      out->append(describe(call.tensors[slot]));
+    });
+    failure = originate(absl::StrCat(action.name, "(", arguments, ")"), status, task, call);
+  }
+  for (std::uint32_t i = 0; i < action.outputs; ++i) call.fail(action.firstOutput + i, failure);
+  // What the kernel was to change is not what the program thinks it is.
+  for (const std::uint32_t slot : action.writes) {
+    call.fail(slot, failure);
+    if (slot >= task.plan->inputs || task.operands[slot]->failure != nullptr) continue;
+    task.operands[slot]->fail(failure);
+    call.poisoned.push_back(task.operands[slot]->id);
+  }
+}
+
+void KernelRunner::runAction(const ConvertAction& action, const Task& task, CallState& call) {
+  const Plan& plan = *task.plan;
+  const ConvertContext context{plan.mesh, *plan.coordinate,
+                               [this](const std::vector<Rank>& ranks) { return groups_.group(ranks); },
+                               {task.number, plan.name}};
+  FailurePtr failure = call.failureOf(action.input);
+  if (failure == nullptr) {
+    absl::StatusOr<at::Tensor> result =
+        convert(call.tensors[action.input], action.shape, action.from, action.to, context);
+    if (result.ok()) {
+      call.tensors[action.output] = *std::move(result);
+      return;
+    }
+    failure = originate(absl::StrCat("redistribution of ", describe(call.tensors[action.input]), " from ",
+                                     toString(action.from), " to ", toString(action.to), " for ", plan.name),
+                        result.status(), task, call);
+  } else if (!action.local) {
+    // The peers get the error too; whatever else goes wrong between us they report themselves.
+    failConversion(failure->status, action.shape, action.from, action.to, context).IgnoreError();
+  }
+  call.fail(action.output, failure);
+}
+
+void KernelRunner::finishCall(const Task& task, CallState& call) {
+  const Plan& plan = *task.plan;
+  for (std::size_t i = 0; i < plan.outputs.size(); ++i) {
+    Operand& operand = *task.operands[plan.inputs + i];
+    const std::uint32_t slot = plan.outputs[i];
+    FailurePtr failure = call.failureOf(slot);
+    if (failure == nullptr) {
+      const absl::Status planned = checkOutput(plan, i, call.tensors[slot]);
+      if (planned.ok()) {
+        operand.set(call.tensors[slot]);
+        continue;
+      }
+      failure = originate(plan.name, planned, task, call);
+      call.fail(slot, failure);
+    }
+    operand.fail(failure);
+    call.poisoned.push_back(operand.id);
+  }
+  if (call.originates || !call.poisoned.empty()) {
+    report(call.firstFailure, task.number, call.poisoned, call.originates);
+  }
+}
+
+absl::Status KernelRunner::checkOutput(const Plan& plan, std::size_t index, const at::Tensor& tensor) {
+  if (plan.expected.empty()) return absl::OkStatus();
+  const ExpectedOutput& expected = plan.expected[index];
+  if (tensor.defined() && tensor.scalar_type() == expected.dtype && tensor.sizes() == c10::IntArrayRef(expected.shape)) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError(absl::StrCat("output ", index, " is ", describe(tensor), " where ",
+                                          describe(expected.dtype, expected.shape),
+                                          " was planned; the operator's shape or placement rule is wrong"));
+}
+
+FailurePtr KernelRunner::originate(const std::string& what, const absl::Status& status, const Task& task,
+                                   CallState& call) const {
+  auto failure = std::make_shared<Failure>(what, status, rank_);
+  failure->operatorName = task.plan->name;
+  failure->root = task.number;
+  failure->site = task.site;
+  call.originates = true;
+  if (call.firstFailure == nullptr) call.firstFailure = failure;
+  return failure;
+}
+
+void KernelRunner::fail(absl::Span<const OperandRef> operands, const FailurePtr& failure, OperatorNumber number) {
+  std::vector<OperandId> ids;
+  for (const OperandRef& operand : operands) {
+    operand->fail(failure);
+    ids.push_back(operand->id);
+  }
+  report(failure, number, ids, true);
+}
+
+void KernelRunner::report(const FailurePtr& failure, OperatorNumber number, const std::vector<OperandId>& operands,
+                          bool originates) {
+  v1::OperatorFailed* failed = reports_.add()->mutable_failed();
+  failed->set_operator_number(number);
+  failed->set_root(failure->root);
+  failed->set_site(failure->site);
+  failure->toWire(failed->mutable_error());
+  failed->mutable_operands()->Add(operands.begin(), operands.end());
+  if (originates) reports_.flush();
+}
+
+}  // namespace dtorch

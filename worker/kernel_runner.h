@@ -1,0 +1,55 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "comm/group/thread_group_manager.h"
+#include "core/ids.h"
+#include "worker/failure.h"
+#include "worker/plan.h"
+#include "worker/progress.h"
+#include "worker/reporter.h"
+#include "worker/task.h"
+
+namespace dtorch {
+
+/// Runs the tasks of one stream: kernels through the dispatcher, conversions through the groups. Nothing that fails here
+/// leaves a task: an operator's error goes into its outputs, and from there to whatever depends on them.
+///
+/// Thread: the stream's.
+class KernelRunner {
+ public:
+  KernelRunner(Rank rank, ThreadGroupManager& groups, Reporter& reporter, StreamProgress& progress)
+      : rank_(rank), groups_(groups), progress_(progress), reports_(reporter) {}
+
+  void run(Task& task);
+  /// What this stream has to report; a task that ends a frame flushes it.
+  ReportBatch& reports() { return reports_; }
+  Rank rank() const { return rank_; }
+  /// Makes `operands` hold `failure` and reports it as the result of operator `number` (0: not an operator).
+  void fail(absl::Span<const OperandRef> operands, const FailurePtr& failure, OperatorNumber number);
+
+ private:
+  void runSegment(const Task& task, CallState& call);
+  void runAction(const KernelAction& action, const Task& task, CallState& call);
+  void runAction(const ConvertAction& action, const Task& task, CallState& call);
+  void finishCall(const Task& task, CallState& call);
+  /// OK when output `index` looks as planned.
+  static absl::Status checkOutput(const Plan& plan, std::size_t index, const at::Tensor& tensor);
+  /// An error of this call's own.
+  FailurePtr originate(const std::string& what, const absl::Status& status, const Task& task, CallState& call) const;
+  void report(const FailurePtr& failure, OperatorNumber number, const std::vector<OperandId>& operands,
+              bool originates);
+
+  const Rank rank_;
+  ThreadGroupManager& groups_;
+  StreamProgress& progress_;
+  ReportBatch reports_;
+  CallState call_;                   // of calls with one segment
+  std::vector<at::Tensor> results_;  // of one kernel
+};
+
+}  // namespace dtorch

@@ -1,0 +1,88 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "core/device_mesh.h"
+#include "core/placement.h"
+#include "dispatch/prepared_call.h"
+#include "dtorch/v1/worker.pb.h"
+#include "worker/stream_order.h"
+
+namespace dtorch {
+
+/// One ATen operator with its arguments bound. Its outputs become the slots from `firstOutput`.
+struct KernelAction {
+  std::string name;
+  PreparedCall call;
+  std::vector<std::uint32_t> reads;   // slots
+  std::vector<std::uint32_t> writes;  // slots among them that the operator changes
+  std::uint32_t firstOutput = 0;
+  std::uint32_t outputs = 0;
+  bool mutates = false;
+};
+
+/// One redistribution. Its output becomes slot `output`.
+struct ConvertAction {
+  std::uint32_t input = 0;  // slot
+  std::uint32_t output = 0;
+  std::vector<std::int64_t> shape;  // global
+  Placements from;
+  Placements to;
+  bool local = false;  // needs no other rank
+};
+
+using PlanAction = std::variant<KernelAction, ConvertAction>;
+
+/// A run of actions on one stream.
+struct PlanSegment {
+  StreamKind stream = StreamKind::kCompute;
+  std::uint32_t begin = 0;  // actions
+  std::uint32_t end = 0;
+  std::vector<std::uint32_t> inputs;  // the call's inputs that it reads
+  bool mutates = false;
+};
+
+/// What an output of the call must look like here.
+struct ExpectedOutput {
+  c10::ScalarType dtype;
+  std::vector<std::int64_t> shape;  // local
+};
+
+/// A v1::Plan as this rank runs it: decoded, checked and bound once.
+class Plan {
+ public:
+  /// A plan that cannot run here gets `error` and no segments: each of its calls fails with it. INVALID_ARGUMENT: not
+  /// even that can be told, since its mesh does not decode.
+  static absl::StatusOr<std::unique_ptr<const Plan>> create(const v1::Plan& wire, Rank rank, at::Device device);
+
+  std::uint32_t id = 0;
+  std::string name;
+  DeviceMesh mesh;
+  /// This rank's position; none: the rank is not in the mesh and ignores the plan's runs.
+  std::optional<std::vector<std::int64_t>> coordinate;
+  std::uint32_t inputs = 0;
+  std::uint32_t slots = 0;
+  std::vector<PlanAction> actions;
+  std::vector<PlanSegment> segments;
+  std::vector<std::uint32_t> outputs;     // slots
+  std::vector<ExpectedOutput> expected;   // one for each output, or empty: not checked
+  absl::Status error;
+
+ private:
+  explicit Plan(DeviceMesh planMesh) : mesh(std::move(planMesh)) {}
+  absl::Status decode(const v1::Plan& wire, at::Device device);
+  absl::Status addSlots(std::uint32_t count);
+  absl::Status decodeKernel(const v1::KernelStep& wire, at::Device device);
+  absl::Status decodeConvert(const v1::ConvertStep& wire);
+  absl::Status decodeOutputs(const v1::Plan& wire);
+  void divideIntoSegments();
+};
+
+}  // namespace dtorch

@@ -1,0 +1,210 @@
+#include "worker/scheduler.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "proto/codec.h"
+#include "worker/kernel_runner.h"
+#include "worker/segment_codec.h"
+#include "worker/transfer.h"
+
+namespace dtorch {
+
+absl::Status Scheduler::enqueue(v1::WorkerCommand& command, OperatorNumber number) {
+  switch (command.other_case()) {
+    case v1::WorkerCommand::kDefinePlan:
+      if (absl::Status status = definePlan(command.define_plan()); !status.ok()) return status;
+      break;  // its first run may come in the same command
+    case v1::WorkerCommand::kUpload:
+      return upload(*command.mutable_upload(), command.site());
+    case v1::WorkerCommand::kFetch:
+      fetch(command.fetch());
+      return absl::OkStatus();
+    case v1::WorkerCommand::kDiscard:
+      for (const OperandId id : command.discard().operands()) operands_.discard(id);
+      return absl::OkStatus();
+    case v1::WorkerCommand::kFence: {
+      v1::ReportItem item;
+      item.mutable_fence()->set_fence(command.fence().fence());
+      reportAfterAll(item);
+      return absl::OkStatus();
+    }
+    case v1::WorkerCommand::kValueTaken:
+      values_.drop(command.value_taken().future());
+      return absl::OkStatus();
+    case v1::WorkerCommand::kPeers:
+      setPeers(command.peers());
+      return absl::OkStatus();
+    case v1::WorkerCommand::OTHER_NOT_SET:
+      if (command.plan() != 0) break;
+      [[fallthrough]];
+    default:
+      return absl::InvalidArgumentError("a command of a newer protocol, or of none");
+  }
+  return command.plan() == 0 ? absl::OkStatus() : runPlan(command, number);
+}
+
+absl::Status Scheduler::definePlan(const v1::Plan& wire) {
+  if (wire.id() == 0) return absl::InvalidArgumentError("a plan has number 0");
+  absl::StatusOr<std::unique_ptr<const Plan>> plan = Plan::create(wire, rank_, device_);
+  if (!plan.ok()) return plan.status();
+  plans_[wire.id()] = plan->get();
+  everyPlan_.push_back(*std::move(plan));
+  return absl::OkStatus();
+}
+
+absl::Status Scheduler::runPlan(const v1::WorkerCommand& command, OperatorNumber number) {
+  const auto it = plans_.find(command.plan());
+  if (it == plans_.end()) return absl::InvalidArgumentError(absl::StrCat("plan ", command.plan(), " was not defined"));
+  const Plan& plan = *it->second;
+  if (!plan.coordinate) return absl::OkStatus();
+  if (!plan.error.ok()) {
+    failCall(plan, command, number, plan.error);
+    return absl::OkStatus();
+  }
+  if (static_cast<std::uint32_t>(command.inputs_size()) != plan.inputs) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("operator ", number, " gives plan ", plan.id, " ", command.inputs_size(), " inputs; it has ", plan.inputs));
+  }
+  absl::InlinedVector<OperandRef, 4> operands;
+  for (const OperandId id : command.inputs()) operands.push_back(inputOf(id));
+  std::shared_ptr<CallState> call;
+  if (plan.segments.size() > 1) call = std::make_shared<CallState>();
+  Ticket previous = 0;
+  for (std::uint32_t i = 0; i < plan.segments.size(); ++i) {
+    const PlanSegment& segment = plan.segments[i];
+    const bool last = i + 1 == plan.segments.size();
+    Ticket needed = previous;
+    for (const std::uint32_t input : segment.inputs) {
+      const Operand& operand = *operands[input];
+      if (operand.producer != segment.stream) needed = std::max(needed, operand.ticket);
+    }
+    previous = nextTicket(segment.stream);
+    if (last) {
+      for (std::size_t out = 0; out < plan.outputs.size(); ++out) {
+        operands.push_back(operands_.add(command.first_output() + out, segment.stream, previous));
+      }
+    }
+    KernelStream<Task>& stream = streamOf(segment.stream);
+    Task& task = stream.stage();
+    task.waitFor = order_.enqueue(segment.stream, needed, segment.mutates);
+    task.plan = &plan;
+    task.segment = i;
+    task.number = number;
+    task.site = command.site();
+    task.call = call;
+    if (last) {
+      task.operands = std::move(operands);
+    } else {
+      task.operands = operands;
+    }
+    stream.publish();
+  }
+  return absl::OkStatus();
+}
+
+void Scheduler::failCall(const Plan& plan, const v1::WorkerCommand& command, OperatorNumber number,
+                         const absl::Status& why) {
+  std::vector<OperandRef> outputs;
+  for (std::size_t out = 0; out < plan.outputs.size(); ++out) {
+    outputs.push_back(
+        operands_.add(command.first_output() + out, StreamKind::kCompute, nextTicket(StreamKind::kCompute)));
+  }
+  auto failure = std::make_shared<Failure>(plan.name, why, rank_);
+  failure->operatorName = plan.name;
+  failure->root = number;
+  failure->site = command.site();
+  enqueueJob(StreamKind::kCompute, [outputs = std::move(outputs), failure = FailurePtr(std::move(failure)), number](
+                                       KernelRunner& runner) { runner.fail(outputs, failure, number); });
+}
+
+OperandRef Scheduler::inputOf(OperandId id) {
+  if (const OperandRef* operand = operands_.find(id)) return *operand;
+  auto missing = c10::make_intrusive<Operand>(id, StreamKind::kCompute, 0);
+  missing->fail(std::make_shared<const Failure>(
+      "reading an operand", absl::InternalError(absl::StrCat("operand ", id, " is not there")), rank_));
+  return missing;
+}
+
+absl::Status Scheduler::upload(v1::Upload& wire, std::uint32_t site) {
+  absl::StatusOr<DeviceMesh> mesh = fromWire(wire.mesh());
+  if (!mesh.ok()) return mesh.status();
+  absl::StatusOr<std::vector<std::int64_t>> coordinate = mesh->coordinate(rank_);
+  if (!coordinate.ok()) return absl::OkStatus();  // the tensor has no part here
+  const OperandRef operand = operands_.add(wire.operand(), StreamKind::kCompute, nextTicket(StreamKind::kCompute));
+  absl::StatusOr<UploadTask> task = UploadTask::create(wire, *std::move(mesh), *std::move(coordinate));
+  enqueueJob(StreamKind::kCompute, [operand, site, task = std::move(task)](KernelRunner& runner) {
+    absl::StatusOr<at::Tensor> local = task.ok() ? task->run() : task.status();
+    if (local.ok()) {
+      operand->set(*std::move(local));
+      return;
+    }
+    auto failure = std::make_shared<Failure>("upload of a tensor", local.status(), runner.rank());
+    failure->site = site;
+    runner.fail({operand}, failure, 0);
+  });
+  return absl::OkStatus();
+}
+
+void Scheduler::fetch(const v1::Fetch& wire) {
+  if (wire.rank() != rank_) return;
+  const OperandRef operand = inputOf(wire.operand());
+  // On the stream that makes the operand, so that neither stream waits for the other one.
+  enqueueJob(operand->producer, [operand, future = wire.future(), &values = values_](KernelRunner& runner) {
+    v1::FetchedValue* value = runner.reports().add()->mutable_value();
+    value->set_future(future);
+    FailurePtr failure = operand->failure;
+    if (failure == nullptr) {
+      const absl::Status status = fillValue(operand->value, values, value);
+      if (!status.ok()) failure = std::make_shared<const Failure>("fetch of a value", status, runner.rank());
+    }
+    if (failure != nullptr) {
+      failure->toWire(value->mutable_error());
+      value->set_root(failure->root);
+      value->set_site(failure->site);
+    }
+    runner.reports().flush();
+  });
+}
+
+void Scheduler::setPeers(const v1::Peers& wire) {
+  std::vector<PeerRef> peers;
+  for (const v1::Peer& peer : wire.peers()) peers.push_back({peer.rank(), peer.pid(), fromWire(peer.mailbox())});
+  // In the communication stream's order: what was enqueued before still means the old peers.
+  enqueueJob(StreamKind::kCommunication,
+             [peers = std::move(peers), epoch = wire.epoch(), &groups = groups_](KernelRunner&) mutable {
+               groups.setPeers(std::move(peers), epoch);
+             });
+}
+
+void Scheduler::reportAfterAll(const v1::ReportItem& item) {
+  const KernelStream<Task>& communication = streamOf(StreamKind::kCommunication);
+  if (communication.done() == order_.issued(StreamKind::kCommunication)) {
+    enqueueJob(StreamKind::kCompute, [item](KernelRunner& runner) {
+      *runner.reports().add() = item;
+      runner.reports().flush();
+    });
+    return;
+  }
+  const auto remaining = std::make_shared<std::atomic<std::size_t>>(kStreams);
+  for (const StreamKind stream : {StreamKind::kCompute, StreamKind::kCommunication}) {
+    enqueueJob(stream, [item, remaining](KernelRunner& runner) {
+      runner.reports().flush();
+      if (remaining->fetch_sub(1) > 1) return;
+      *runner.reports().add() = item;
+      runner.reports().flush();
+    });
+  }
+}
+
+void Scheduler::enqueueJob(StreamKind stream, Job job) {
+  Task& task = streamOf(stream).stage();
+  task.waitFor = order_.enqueue(stream, 0, false);
+  task.job = std::move(job);
+  streamOf(stream).publish();
+}
+
+}  // namespace dtorch

@@ -1,0 +1,71 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "comm/group/thread_group_manager.h"
+#include "core/ids.h"
+#include "dtorch/v1/worker.pb.h"
+#include "worker/kernel_stream.h"
+#include "worker/operand_table.h"
+#include "worker/plan.h"
+#include "worker/stream_order.h"
+#include "worker/task.h"
+#include "worker/value_segments.h"
+
+namespace dtorch {
+
+using TaskStreams = std::array<KernelStream<Task>, kStreams>;
+
+/// Turns the daemon's commands into tasks: decodes plans, resolves operand ids and orders the streams. Never waits for a
+/// task.
+///
+/// Thread: the message loop's. Owns: the tensor table and the plans; they outlive the streams' threads.
+class Scheduler {
+ public:
+  Scheduler(Rank rank, at::Device device, TaskStreams& streams, ThreadGroupManager& groups, ValueSegments& values)
+      : rank_(rank), device_(device), streams_(streams), groups_(groups), values_(values) {}
+
+  /// Enqueues `command`; `number` is the operator's, if it runs a plan. May move out of it. An error is one of the
+  /// protocol, after which this worker must not go on; an operator's own error goes to its outputs.
+  absl::Status enqueue(v1::WorkerCommand& command, OperatorNumber number);
+  /// Reports `item` when all that was enqueued before has run.
+  void reportAfterAll(const v1::ReportItem& item);
+
+  std::int64_t tensorBytes() const { return operands_.bytes(); }
+
+ private:
+  using Job = absl::AnyInvocable<void(KernelRunner&)>;
+
+  absl::Status definePlan(const v1::Plan& wire);
+  absl::Status runPlan(const v1::WorkerCommand& command, OperatorNumber number);
+  void failCall(const Plan& plan, const v1::WorkerCommand& command, OperatorNumber number, const absl::Status& why);
+  absl::Status upload(v1::Upload& wire, std::uint32_t site);
+  void fetch(const v1::Fetch& wire);
+  void setPeers(const v1::Peers& wire);
+
+  OperandRef inputOf(OperandId id);
+  void enqueueJob(StreamKind stream, Job job);
+  KernelStream<Task>& streamOf(StreamKind kind) { return streams_[static_cast<std::size_t>(kind)]; }
+  /// The ticket of the next task on `stream`.
+  Ticket nextTicket(StreamKind stream) const { return order_.issued(stream) + 1; }
+
+  const Rank rank_;
+  const at::Device device_;
+  TaskStreams& streams_;
+  ThreadGroupManager& groups_;
+  ValueSegments& values_;
+  StreamOrder order_;
+  OperandTable operands_;
+  absl::flat_hash_map<PlanId, const Plan*> plans_;
+  std::vector<std::unique_ptr<const Plan>> everyPlan_;  // a plan that was replaced may still run
+};
+
+}  // namespace dtorch

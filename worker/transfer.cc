@@ -1,0 +1,78 @@
+#include "worker/transfer.h"
+
+#include <cstddef>
+#include <exception>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "dispatch/dtype.h"
+#include "dispatch/prepared_call.h"
+#include "proto/codec.h"
+#include "worker/segment_codec.h"
+
+namespace dtorch {
+namespace {
+constexpr std::size_t kInlineBytes = 64 << 10;
+}  // namespace
+
+absl::StatusOr<UploadTask> UploadTask::create(v1::Upload& wire, DeviceMesh mesh, std::vector<std::int64_t> coordinate) {
+  UploadTask task(std::move(mesh), std::move(coordinate));
+  absl::StatusOr<TensorMeta> meta = fromWire(wire.meta());
+  if (!meta.ok()) return meta.status();
+  absl::StatusOr<Placements> placements = fromWire(wire.placements());
+  if (placements.ok()) {
+    placements = normalize(*std::move(placements), task.mesh_.dims(), static_cast<int>(meta->shape.size()));
+  }
+  if (!placements.ok()) return placements.status();
+  task.host_.meta = *std::move(meta);
+  task.host_.placements = *std::move(placements);
+  task.host_.parts = wire.parts();
+  for (const v1::IntList& shape : wire.part_shapes()) {
+    task.host_.partShapes.emplace_back(shape.values().begin(), shape.values().end());
+  }
+  task.inSegment_ = wire.has_segment();
+  if (task.inSegment_) {
+    task.segment_ = fromWire(wire.segment());
+  } else {
+    task.inlineBytes_ = std::move(*wire.mutable_inline_bytes());
+  }
+  return task;
+}
+
+absl::StatusOr<at::Tensor> UploadTask::run() const {
+  if (!inSegment_) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(inlineBytes_.data());
+    return localPart(host_, {bytes, inlineBytes_.size()}, mesh_, coordinate_);
+  }
+  absl::StatusOr<Segment> segment = Segment::open(segment_);
+  if (!segment.ok()) return segment.status();
+  return localPart(host_, {segment->data(), segment->size()}, mesh_, coordinate_);
+}
+
+absl::Status fillValue(const at::Tensor& tensor, ValueSegments& values, v1::FetchedValue* out) {
+  try {
+    if (!tensor.defined()) return absl::InvalidArgumentError("the operator returned None, which has no value to fetch");
+    const absl::StatusOr<DType> dtype = fromTorch(tensor.scalar_type());
+    if (!dtype.ok()) return dtype.status();
+    const absl::StatusOr<TensorMeta> meta = makeMeta(*dtype, tensor.sizes().vec());
+    if (!meta.ok()) return meta.status();
+    const auto bytes = static_cast<std::size_t>(meta->bytes());
+    if (bytes <= kInlineBytes) {
+      std::string* inlineBytes = out->mutable_inline_bytes();
+      inlineBytes->resize(bytes);
+      copyOut(tensor, reinterpret_cast<std::byte*>(inlineBytes->data()));
+    } else {
+      absl::StatusOr<Segment> segment = Segment::create(absl::StrCat("dtorch-value-", out->future()), bytes);
+      if (!segment.ok()) return segment.status();
+      copyOut(tensor, segment->data());
+      toWire(segment->ref(), out->mutable_segment());
+      values.keep(out->future(), *std::move(segment));
+    }
+    toWire(*meta, out->mutable_meta());
+    return absl::OkStatus();
+  } catch (const std::exception& error) {
+    return fromException(error);
+  }
+}
+
+}  // namespace dtorch

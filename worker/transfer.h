@@ -1,0 +1,39 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "core/device_mesh.h"
+#include "core/ids.h"
+#include "dtorch/v1/worker.pb.h"
+#include "shm/segment.h"
+#include "worker/host_tensor.h"
+#include "worker/kernel_runner.h"
+#include "worker/value_segments.h"
+
+namespace dtorch {
+
+/// A decoded v1::Upload.
+class UploadTask {
+ public:
+  /// Moves the inline bytes out of `wire`. INVALID_ARGUMENT: a field does not decode.
+  static absl::StatusOr<UploadTask> create(v1::Upload& wire, DeviceMesh mesh, std::vector<std::int64_t> coordinate);
+  /// This rank's part. NOT_FOUND: the segment is gone.
+  absl::StatusOr<at::Tensor> run() const;
+
+ private:
+  UploadTask(DeviceMesh mesh, std::vector<std::int64_t> coordinate)
+      : mesh_(std::move(mesh)), coordinate_(std::move(coordinate)) {}
+  DeviceMesh mesh_;
+  std::vector<std::int64_t> coordinate_;
+  HostTensor host_;
+  std::string inlineBytes_;
+  SegmentRef segment_;
+  bool inSegment_ = false;
+};
+
+/// Fills `out` with the value of `tensor`: its bytes inline when they are few, else in a segment that `values` keeps
+/// until the daemon has taken it.
+absl::Status fillValue(const at::Tensor& tensor, ValueSegments& values, v1::FetchedValue* out);
+
+}  // namespace dtorch

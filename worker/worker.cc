@@ -1,0 +1,199 @@
+#include "worker/worker.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+#include <pthread.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <array>
+#include <fstream>
+#include <thread>
+#include <utility>
+#include <zmq.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "comm/group/thread_group_manager.h"
+#include "proto/codec.h"
+#include "proto/version.h"
+#include "worker/heartbeat.h"
+#include "worker/kernel_runner.h"
+#include "worker/message_loop.h"
+#include "worker/progress.h"
+#include "worker/reporter.h"
+#include "worker/scheduler.h"
+#include "worker/segment_codec.h"
+#include "worker/stop_request.h"
+#include "worker/value_segments.h"
+
+namespace dtorch {
+namespace {
+
+std::int64_t residentBytes() {
+  std::ifstream statm("/proc/self/statm");
+  std::int64_t pages = 0;
+  std::int64_t resident = 0;
+  statm >> pages >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+}  // namespace
+
+class Worker::Impl {
+ public:
+  Impl(const WorkerOptions& options, std::unique_ptr<ThreadGroupManager> groups, zmq::context_t* context)
+      : options_(options),
+        log_(spdlog::default_logger()->clone(absl::StrCat("worker ", options.rank))),
+        ownContext_(context == nullptr ? std::make_unique<zmq::context_t>(1) : nullptr),
+        context_(context == nullptr ? *ownContext_ : *context),
+        groups_(std::move(groups)),
+        reporter_(context_, options.reportEndpoint, options.rank),
+        scheduler_(options.rank, at::Device(options.device), streams_, *groups_, values_),
+        loop_(context_, options.frameEndpoint, options.rank, scheduler_, stop_) {}
+
+  ~Impl() {
+    stop(absl::OkStatus());
+    if (thread_.joinable()) thread_.join();
+  }
+
+  void start() {
+    sayHello();
+    for (const StreamKind kind : {StreamKind::kCompute, StreamKind::kCommunication}) {
+      streamOf(kind).start(threadName(kind == StreamKind::kCompute ? "compute" : "comm"), [this, kind] { runStream(kind); });
+    }
+    if (!options_.supervisorTarget.empty()) startHeartbeats();
+    thread_ = std::thread([this] { runLoop(); });
+  }
+  absl::Status wait() {
+    ended_.WaitForNotification();
+    return result_;
+  }
+  void stop(const absl::Status& why) { stop_.request(why); }
+
+ private:
+  void sayHello() {
+    v1::Report report;
+    v1::WorkerHello* hello = report.add_items()->mutable_hello();
+    hello->set_protocol(kProtocolVersion);
+    hello->set_pid(getpid());
+    hello->set_device(options_.device);
+    toWire(groups_->self().mailbox, hello->mutable_mailbox());
+    reporter_.send(&report);
+  }
+
+  void startHeartbeats() {
+    heartbeats_ = std::make_unique<HeartbeatSender>(HeartbeatSender::Options{
+        options_.supervisorTarget, options_.heartbeatInterval, threadName("beat"), log_,
+        [this](v1::Heartbeat* heartbeat) { fill(heartbeat); },
+        [this] { stop(absl::FailedPreconditionError("the daemon does not know this worker")); }});
+  }
+
+  void runLoop() {
+    pthread_setname_np(pthread_self(), threadName("loop").c_str());
+    log_->info("started, pid {}, device {}, {} threads", getpid(), options_.device, options_.threads);
+    const absl::Status status = loop_.run(options_.heartbeatInterval);
+    if (!status.ok() && !stop_.requested()) {
+      log_->error("cannot go on: {}", std::string(status.message()));
+      v1::Report report;
+      toWire(status, report.add_items()->mutable_fault()->mutable_error());
+      reporter_.send(&report);
+    }
+    groups_->abort(status.ok() ? absl::AbortedError(absl::StrCat("rank ", options_.rank, " was stopped")) : status);
+    for (KernelStream<Task>& stream : streams_) stream.stop();
+    for (KernelStream<Task>& stream : streams_) stream.join();
+    if (heartbeats_ != nullptr) heartbeats_->stop();
+    log_->info("ended");
+    result_ = status;
+    ended_.Notify();
+  }
+
+  void runStream(StreamKind kind) {
+    at::set_num_threads(options_.threads);
+    const c10::InferenceMode noAutograd;
+    KernelRunner runner(options_.rank, *groups_, reporter_, progress_[static_cast<std::size_t>(kind)]);
+    KernelStream<Task>& stream = streamOf(kind);
+    KernelStream<Task>& other = streamOf(otherStream(kind));
+    while (Task* task = stream.next()) {
+      if (task->waitFor > 0 && !other.waitFor(task->waitFor)) return;
+      runner.run(*task);
+      stream.finish();
+    }
+  }
+
+  // On the heartbeat thread. How long an operator runs is known to one interval: no clock is read for each operator.
+  void fill(v1::Heartbeat* heartbeat) {
+    heartbeat->set_protocol(kProtocolVersion);
+    heartbeat->set_rank(options_.rank);
+    heartbeat->set_pid(getpid());
+    const Plan* plan = nullptr;
+    for (std::size_t i = 0; i < kStreams; ++i) {
+      const StreamProgress& progress = progress_[i];
+      heartbeat->set_last_done(std::max(heartbeat->last_done(), progress.lastDone.load(std::memory_order_relaxed)));
+      heartbeat->set_done(heartbeat->done() + progress.done.load(std::memory_order_relaxed));
+      heartbeat->set_queued(heartbeat->queued() + streams_[i].queued());
+      const OperatorNumber current = progress.current.load(std::memory_order_acquire);
+      if (current == 0 || heartbeat->current() != 0) continue;
+      heartbeat->set_current(current);
+      plan = progress.currentPlan.load(std::memory_order_relaxed);
+    }
+    const auto now = std::chrono::steady_clock::now();
+    if (heartbeat->current() != lastCurrent_) currentSince_ = now;
+    lastCurrent_ = heartbeat->current();
+    if (plan != nullptr) {
+      heartbeat->set_current_name(plan->name);
+      heartbeat->set_current_ms(std::chrono::duration_cast<std::chrono::milliseconds>(now - currentSince_).count());
+    }
+    heartbeat->set_resident_bytes(residentBytes());
+    heartbeat->set_tensor_bytes(loop_.tensorBytes());
+  }
+
+  std::string threadName(const char* what) const { return absl::StrCat("w", options_.rank, ".", what); }
+  KernelStream<Task>& streamOf(StreamKind kind) { return streams_[static_cast<std::size_t>(kind)]; }
+
+  const WorkerOptions options_;
+  const std::shared_ptr<spdlog::logger> log_;
+  const std::unique_ptr<zmq::context_t> ownContext_;
+  zmq::context_t& context_;
+  const std::unique_ptr<ThreadGroupManager> groups_;
+  Reporter reporter_;
+  ValueSegments values_;
+  std::array<StreamProgress, kStreams> progress_;
+  StopRequest stop_;
+  TaskStreams streams_;
+  Scheduler scheduler_;
+  MessageLoop loop_;
+  std::unique_ptr<HeartbeatSender> heartbeats_;
+  OperatorNumber lastCurrent_ = 0;                       // the heartbeat thread's
+  std::chrono::steady_clock::time_point currentSince_;  // likewise
+  absl::Notification ended_;
+  absl::Status result_;  // written before ended_
+  std::thread thread_;
+};
+
+absl::StatusOr<std::unique_ptr<Worker>> Worker::start(const WorkerOptions& options, zmq::context_t* context) {
+  if (options.device != "cpu") {
+    return absl::UnimplementedError(absl::StrCat("device ", options.device, ": this build runs workers on cpu"));
+  }
+  if (options.rank < 0 || options.rank >= options.worldSize || options.threads < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", options.rank, " of ", options.worldSize, " with ",
+                                                   options.threads, " threads makes no worker"));
+  }
+  absl::StatusOr<std::unique_ptr<ThreadGroupManager>> groups = ThreadGroupManager::create(options.rank, options.commTimeout);
+  if (!groups.ok()) return groups.status();
+  try {
+    auto impl = std::make_unique<Impl>(options, *std::move(groups), context);
+    impl->start();
+    return std::unique_ptr<Worker>(new Worker(std::move(impl)));
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(absl::StrCat("worker ", options.rank, " cannot connect to ", options.frameEndpoint,
+                                               " and ", options.reportEndpoint, ": ", error.what()));
+  }
+}
+
+Worker::Worker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Worker::~Worker() = default;
+absl::Status Worker::wait() { return impl_->wait(); }
+void Worker::stop(const absl::Status& why) { impl_->stop(why); }
+
+}  // namespace dtorch
