@@ -18,16 +18,17 @@ class Tensor;
 class Argument {
  public:
   /// A default-constructed Tensor is None, here and in lists.
-  Argument(const Tensor& tensor) : data_(&tensor) {}                                   // NOLINT(google-explicit-constructor)
-  Argument(const std::vector<Tensor>& tensors) : data_(absl::MakeConstSpan(tensors)) {}  // NOLINT(google-explicit-constructor)
-  Argument(absl::Span<const Tensor> tensors) : data_(tensors) {}                       // NOLINT(google-explicit-constructor)
-  Argument(std::nullopt_t) : data_(Value()) {}                                         // NOLINT(google-explicit-constructor)
+  Argument(const Tensor& tensor) : data_(&tensor) {}  // NOLINT(google-explicit-constructor)
+  Argument(const std::vector<Tensor>& tensors)
+      : data_(absl::MakeConstSpan(tensors)) {}                    // NOLINT(google-explicit-constructor)
+  Argument(absl::Span<const Tensor> tensors) : data_(tensors) {}  // NOLINT(google-explicit-constructor)
+  Argument(std::nullopt_t) : data_(Value()) {}                    // NOLINT(google-explicit-constructor)
   template <typename T>
-    requires std::is_constructible_v<Value, T&&>
-  Argument(T&& value) : data_(Value(std::forward<T>(value))) {}  // NOLINT(google-explicit-constructor)
+  requires std::is_constructible_v<Value, T&&> Argument(T&& value)
+      : data_(Value(std::forward<T>(value))) {}  // NOLINT(google-explicit-constructor)
   template <typename T>
-    requires std::is_constructible_v<Value, const T&>
-  Argument(const std::optional<T>& value) : data_(value ? Value(*value) : Value()) {}  // NOLINT(google-explicit-constructor)
+  requires std::is_constructible_v<Value, const T&> Argument(const std::optional<T>& value)
+      : data_(value ? Value(*value) : Value()) {}  // NOLINT(google-explicit-constructor)
 
   const Tensor* tensor() const {
     const auto* pointer = std::get_if<const Tensor*>(&data_);

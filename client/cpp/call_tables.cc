@@ -77,8 +77,9 @@ bool TemplateTable::Equal::operator()(const Key& a, const Key& b) const {
 
 bool TemplateTable::Equal::operator()(const Key& key, const CallView& call) const {
   const Arguments& known = key.arguments;
-  if (key.name != call.name || key.outputs != call.outputs || key.mesh != call.mesh || key.placements != call.placements ||
-      known.positional.size() != call.positional.size() || known.named.size() != call.named.size()) {
+  if (key.name != call.name || key.outputs != call.outputs || key.mesh != call.mesh ||
+      key.placements != call.placements || known.positional.size() != call.positional.size() ||
+      known.named.size() != call.named.size()) {
     return false;
   }
   Positions positions;
@@ -86,7 +87,8 @@ bool TemplateTable::Equal::operator()(const Key& key, const CallView& call) cons
     if (!positions.matches(known.positional[i], call.positional[i])) return false;
   }
   for (std::size_t i = 0; i < call.named.size(); ++i) {
-    if (known.named[i].first != call.named[i].first || !positions.matches(known.named[i].second, call.named[i].second)) return false;
+    if (known.named[i].first != call.named[i].first || !positions.matches(known.named[i].second, call.named[i].second))
+      return false;
   }
   return true;
 }
@@ -105,7 +107,8 @@ TemplateTable::Entry TemplateTable::intern(CallView call) {
 }
 
 std::pair<std::uint32_t, bool> SiteTable::intern(const std::source_location& site) {
-  const auto [it, fresh] = ids_.try_emplace({site.file_name(), site.line()}, static_cast<std::uint32_t>(ids_.size() + 1));
+  const auto [it, fresh] =
+      ids_.try_emplace({site.file_name(), site.line()}, static_cast<std::uint32_t>(ids_.size() + 1));
   return {it->second, fresh};
 }
 

@@ -26,9 +26,8 @@ struct CallView {
   std::size_t hash = 0;
 };
 
-/// The calls that the daemon has a template for. At most kCapacity of them: then it forgets all and numbers from 1 again,
-/// and the daemon's templates are replaced one by one.
-/// Thread: none of its own.
+/// The calls that the daemon has a template for. At most kCapacity of them: then it forgets all and numbers from 1
+/// again, and the daemon's templates are replaced one by one. Thread: none of its own.
 class TemplateTable {
  public:
   static constexpr std::uint32_t kCapacity = 1u << 14;

@@ -9,7 +9,8 @@ CommandQueue::CommandQueue(Limits limits) : limits_(limits) { filling_ = freshLo
 CommandQueue::Appender::~Appender() {
   if (!lock_.owns_lock()) return;
   const int commands = queue_.filling_->batch().commands_size();
-  if (commands >= queue_.limits_.batchCommands || queue_.fillingBytes_ >= queue_.limits_.batchBytes) queue_.sealLocked();
+  if (commands >= queue_.limits_.batchCommands || queue_.fillingBytes_ >= queue_.limits_.batchBytes)
+    queue_.sealLocked();
 }
 
 v1::Command* CommandQueue::Appender::add(std::size_t bytes) {

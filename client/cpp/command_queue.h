@@ -69,7 +69,7 @@ class CommandQueue {
   std::condition_variable room_;  // a batch was taken, or the queue closed
   std::condition_variable work_;  // for the sending thread
   bool open_ = true;
-  bool flushing_ = false;         // the unsent batch is due
+  bool flushing_ = false;  // the unsent batch is due
   std::unique_ptr<v1::ClientMessage> filling_;
   std::size_t fillingBytes_ = 0;
   std::chrono::steady_clock::time_point due_;  // of filling_, when it is not empty

@@ -24,7 +24,8 @@ absl::Status streamError(const grpc::Status& status, const std::string& address)
     case grpc::StatusCode::CANCELLED:
     case grpc::StatusCode::UNKNOWN:
     case grpc::StatusCode::INTERNAL:
-      return absl::UnavailableError(absl::StrCat("the connection to dtorchd at ", address, " is lost: ", status.error_message()));
+      return absl::UnavailableError(
+          absl::StrCat("the connection to dtorchd at ", address, " is lost: ", status.error_message()));
     default:
       return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
                           absl::StrCat("dtorchd at ", address, " has ended the session: ", status.error_message()));
@@ -67,9 +68,10 @@ absl::StatusOr<v1::Welcome> Connection::greet(const std::string& client) {
   }
   if (answer.welcome().protocol() == kProtocolVersion) return answer.welcome();
   context_.TryCancel();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "this client (", kDtorchVersion, ") speaks protocol ", kProtocolVersion, ", dtorchd at ", address_, " (",
-      answer.welcome().version(), ") speaks ", answer.welcome().protocol(), ": install the same release on both sides"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("this client (", kDtorchVersion, ") speaks protocol ", kProtocolVersion, ", dtorchd at ", address_,
+                   " (", answer.welcome().version(), ") speaks ", answer.welcome().protocol(),
+                   ": install the same release on both sides"));
 }
 
 void Connection::readLoop(const std::string& client) {

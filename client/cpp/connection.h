@@ -24,8 +24,8 @@ class Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  /// Waits for the daemon's welcome. To be called once. UNAVAILABLE: nobody listens there; DEADLINE_EXCEEDED: no answer;
-  /// FAILED_PRECONDITION: the daemon speaks another version of the protocol.
+  /// Waits for the daemon's welcome. To be called once. UNAVAILABLE: nobody listens there; DEADLINE_EXCEEDED: no
+  /// answer; FAILED_PRECONDITION: the daemon speaks another version of the protocol.
   absl::StatusOr<v1::Welcome> welcome(std::chrono::steady_clock::time_point deadline);
 
  private:

@@ -13,7 +13,8 @@ namespace dtorch {
 /// A value that the daemon will send, or the first error that it depends on. Cheap to copy; may be read many times.
 /// Thread: safe. When the last copy goes before the value came, the daemon is told not to send it.
 ///
-/// Errors: those of the operators (see operator_error.h); UNAVAILABLE when the connection is lost, which ends every wait.
+/// Errors: those of the operators (see operator_error.h); UNAVAILABLE when the connection is lost, which ends every
+/// wait.
 template <typename T>
 class Future {
  public:

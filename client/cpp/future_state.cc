@@ -15,8 +15,7 @@ namespace dtorch {
 FutureState::FutureState(std::shared_ptr<SessionCore> session, FutureId id, Kind kind)
     : session_(std::move(session)), id_(id), kind_(kind) {}
 
-FutureState::FutureState(absl::Status error)
-    : id_(0), kind_(Kind::kDone), resolved_(true), status_(std::move(error)) {}
+FutureState::FutureState(absl::Status error) : id_(0), kind_(Kind::kDone), resolved_(true), status_(std::move(error)) {}
 
 FutureState::~FutureState() {
   if (!resolved_) session_->cancel(id_);
@@ -79,9 +78,10 @@ absl::Status FutureState::assemble(const v1::FutureResult& result, const Mesh& m
   if (kind_ == Kind::kInfo) return absl::OkStatus();
   const std::string& data = result.data();
   const std::int64_t bytes = reply_.info.meta.bytes();
-  if (result.offset() != static_cast<std::uint64_t>(received_) || data.size() > static_cast<std::uint64_t>(bytes - received_)) {
-    return absl::InternalError(absl::StrCat("the daemon sent ", data.size(), " bytes at ", result.offset(), " of a value of ",
-                                            bytes, " bytes, ", received_, " of which had come"));
+  if (result.offset() != static_cast<std::uint64_t>(received_) ||
+      data.size() > static_cast<std::uint64_t>(bytes - received_)) {
+    return absl::InternalError(absl::StrCat("the daemon sent ", data.size(), " bytes at ", result.offset(),
+                                            " of a value of ", bytes, " bytes, ", received_, " of which had come"));
   }
   std::memcpy(reply_.data.get() + received_, data.data(), data.size());
   received_ += static_cast<std::int64_t>(data.size());

@@ -169,7 +169,8 @@ void copyElements(const HostView& view, std::int64_t first, std::int64_t count, 
 
 absl::StatusOr<double> HostTensor::item() const {
   if (data_ == nullptr || numel() != 1) {
-    return absl::InvalidArgumentError(absl::StrCat("item() of a tensor ", meta_.toString(), ": it needs exactly one element"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("item() of a tensor ", meta_.toString(), ": it needs exactly one element"));
   }
   const std::byte* data = data_.get();
   switch (meta_.dtype) {
@@ -198,7 +199,9 @@ absl::StatusOr<double> HostTensor::item() const {
       break;
   }
   const std::optional<SmallFloat> format = smallFloat(meta_.dtype);
-  if (!format) return absl::InvalidArgumentError(absl::StrCat("item() of a tensor ", meta_.toString(), ": it is not a real number"));
+  if (!format)
+    return absl::InvalidArgumentError(
+        absl::StrCat("item() of a tensor ", meta_.toString(), ": it is not a real number"));
   std::uint32_t bits = 0;
   std::memcpy(&bits, data, static_cast<std::size_t>(elementSize(meta_.dtype)));
   return decode(bits, *format);

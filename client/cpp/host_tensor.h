@@ -18,19 +18,28 @@ namespace dtorch {
 /// The DType of a C++ element type; does not compile for types that have none.
 template <typename T>
 constexpr DType dtypeOf() {
-  if constexpr (std::is_same_v<T, bool>) return DType::kBool;
-  else if constexpr (std::is_same_v<T, float>) return DType::kFloat32;
-  else if constexpr (std::is_same_v<T, double>) return DType::kFloat64;
-  else if constexpr (std::is_same_v<T, std::complex<float>>) return DType::kComplex64;
-  else if constexpr (std::is_same_v<T, std::complex<double>>) return DType::kComplex128;
+  if constexpr (std::is_same_v<T, bool>)
+    return DType::kBool;
+  else if constexpr (std::is_same_v<T, float>)
+    return DType::kFloat32;
+  else if constexpr (std::is_same_v<T, double>)
+    return DType::kFloat64;
+  else if constexpr (std::is_same_v<T, std::complex<float>>)
+    return DType::kComplex64;
+  else if constexpr (std::is_same_v<T, std::complex<double>>)
+    return DType::kComplex128;
   else {
     static_assert(std::is_integral_v<T>, "no dtype has this element type; use HostView::raw");
     constexpr bool kSigned = std::is_signed_v<T>;
     switch (sizeof(T)) {
-      case 1: return kSigned ? DType::kInt8 : DType::kUInt8;
-      case 2: return kSigned ? DType::kInt16 : DType::kUInt16;
-      case 4: return kSigned ? DType::kInt32 : DType::kUInt32;
-      default: return kSigned ? DType::kInt64 : DType::kUInt64;
+      case 1:
+        return kSigned ? DType::kInt8 : DType::kUInt8;
+      case 2:
+        return kSigned ? DType::kInt16 : DType::kUInt16;
+      case 4:
+        return kSigned ? DType::kInt32 : DType::kUInt32;
+      default:
+        return kSigned ? DType::kInt64 : DType::kUInt64;
     }
   }
 }
@@ -54,7 +63,8 @@ struct HostView {
   }
 };
 
-/// INVALID_ARGUMENT: a bad shape, dtype or stride, or memory that ends before the tensor does. Else the contiguous meta.
+/// INVALID_ARGUMENT: a bad shape, dtype or stride, or memory that ends before the tensor does. Else the contiguous
+/// meta.
 absl::StatusOr<TensorMeta> checkView(const HostView& view);
 /// Copies the elements [first, first + count) in row-major order of a checked view, as contiguous bytes.
 void copyElements(const HostView& view, std::int64_t first, std::int64_t count, std::byte* out);
@@ -63,7 +73,8 @@ void copyElements(const HostView& view, std::int64_t first, std::int64_t count, 
 class HostTensor {
  public:
   HostTensor() = default;
-  HostTensor(TensorMeta meta, std::shared_ptr<const std::byte[]> data) : meta_(std::move(meta)), data_(std::move(data)) {}
+  HostTensor(TensorMeta meta, std::shared_ptr<const std::byte[]> data)
+      : meta_(std::move(meta)), data_(std::move(data)) {}
 
   const TensorMeta& meta() const { return meta_; }
   DType dtype() const { return meta_.dtype; }
@@ -75,7 +86,8 @@ class HostTensor {
   template <typename T>
   absl::StatusOr<absl::Span<const T>> values() const {
     if (dtypeOf<T>() != meta_.dtype) {
-      return absl::InvalidArgumentError(absl::StrCat("values of ", name(dtypeOf<T>()), " asked of a tensor ", meta_.toString()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("values of ", name(dtypeOf<T>()), " asked of a tensor ", meta_.toString()));
     }
     return absl::Span<const T>(reinterpret_cast<const T*>(data_.get()), static_cast<std::size_t>(numel()));
   }

@@ -16,13 +16,16 @@ constexpr char kPayloadUrl[] = "type.googleapis.com/dtorch.v1.Status";
 absl::Status statusFromError(const v1::Status& error) {
   const absl::Status plain = fromWire(error);
   if (plain.ok() || error.operator_name().empty()) return plain;
-  const auto missing = [&plain](absl::string_view text) { return !text.empty() && !absl::StrContains(plain.message(), text); };
+  const auto missing = [&plain](absl::string_view text) {
+    return !text.empty() && !absl::StrContains(plain.message(), text);
+  };
   std::string where;
   if (missing(error.operator_name())) where = error.operator_name();
   if (missing(error.site())) absl::StrAppend(&where, where.empty() ? "called at " : " called at ", error.site());
   const std::string rank = error.rank() > 0 ? absl::StrCat("rank ", error.rank() - 1) : "";
   if (missing(rank)) absl::StrAppend(&where, where.empty() ? "on " : " on ", rank);
-  absl::Status status(plain.code(), where.empty() ? std::string(plain.message()) : absl::StrCat(where, ": ", plain.message()));
+  absl::Status status(plain.code(),
+                      where.empty() ? std::string(plain.message()) : absl::StrCat(where, ": ", plain.message()));
   v1::Status payload = error;
   payload.clear_message();
   status.SetPayload(kPayloadUrl, absl::Cord(payload.SerializeAsString()));

@@ -19,15 +19,33 @@ using Sizes = std::vector<std::int64_t>;
 /// A C++ number, as an argument. (A Tensor does not convert to it, so that overloads tell them apart.)
 using Scalar = Value;
 
-inline Tensor add(const Tensor& a, const Tensor& b, Site s = Site::current()) { return call("aten::add.Tensor", {a, b}, {}, s); }
-inline Tensor add(const Tensor& a, Scalar b, Site s = Site::current()) { return call("aten::add.Scalar", {a, b}, {}, s); }
-inline Tensor sub(const Tensor& a, const Tensor& b, Site s = Site::current()) { return call("aten::sub.Tensor", {a, b}, {}, s); }
-inline Tensor sub(const Tensor& a, Scalar b, Site s = Site::current()) { return call("aten::sub.Scalar", {a, b}, {}, s); }
-inline Tensor mul(const Tensor& a, const Tensor& b, Site s = Site::current()) { return call("aten::mul.Tensor", {a, b}, {}, s); }
-inline Tensor mul(const Tensor& a, Scalar b, Site s = Site::current()) { return call("aten::mul.Scalar", {a, b}, {}, s); }
-inline Tensor div(const Tensor& a, const Tensor& b, Site s = Site::current()) { return call("aten::div.Tensor", {a, b}, {}, s); }
-inline Tensor div(const Tensor& a, Scalar b, Site s = Site::current()) { return call("aten::div.Scalar", {a, b}, {}, s); }
-inline Tensor eq(const Tensor& a, const Tensor& b, Site s = Site::current()) { return call("aten::eq.Tensor", {a, b}, {}, s); }
+inline Tensor add(const Tensor& a, const Tensor& b, Site s = Site::current()) {
+  return call("aten::add.Tensor", {a, b}, {}, s);
+}
+inline Tensor add(const Tensor& a, Scalar b, Site s = Site::current()) {
+  return call("aten::add.Scalar", {a, b}, {}, s);
+}
+inline Tensor sub(const Tensor& a, const Tensor& b, Site s = Site::current()) {
+  return call("aten::sub.Tensor", {a, b}, {}, s);
+}
+inline Tensor sub(const Tensor& a, Scalar b, Site s = Site::current()) {
+  return call("aten::sub.Scalar", {a, b}, {}, s);
+}
+inline Tensor mul(const Tensor& a, const Tensor& b, Site s = Site::current()) {
+  return call("aten::mul.Tensor", {a, b}, {}, s);
+}
+inline Tensor mul(const Tensor& a, Scalar b, Site s = Site::current()) {
+  return call("aten::mul.Scalar", {a, b}, {}, s);
+}
+inline Tensor div(const Tensor& a, const Tensor& b, Site s = Site::current()) {
+  return call("aten::div.Tensor", {a, b}, {}, s);
+}
+inline Tensor div(const Tensor& a, Scalar b, Site s = Site::current()) {
+  return call("aten::div.Scalar", {a, b}, {}, s);
+}
+inline Tensor eq(const Tensor& a, const Tensor& b, Site s = Site::current()) {
+  return call("aten::eq.Tensor", {a, b}, {}, s);
+}
 inline Tensor eq(const Tensor& a, Scalar b, Site s = Site::current()) { return call("aten::eq.Scalar", {a, b}, {}, s); }
 inline Tensor gt(const Tensor& a, Scalar b, Site s = Site::current()) { return call("aten::gt.Scalar", {a, b}, {}, s); }
 
@@ -37,7 +55,9 @@ inline Tensor log(const Tensor& a, Site s = Site::current()) { return call("aten
 inline Tensor relu(const Tensor& a, Site s = Site::current()) { return call("aten::relu", {a}, {}, s); }
 
 inline Tensor mm(const Tensor& a, const Tensor& b, Site s = Site::current()) { return call("aten::mm", {a, b}, {}, s); }
-inline Tensor matmul(const Tensor& a, const Tensor& b, Site s = Site::current()) { return call("aten::matmul", {a, b}, {}, s); }
+inline Tensor matmul(const Tensor& a, const Tensor& b, Site s = Site::current()) {
+  return call("aten::matmul", {a, b}, {}, s);
+}
 /// bias + a @ b.
 inline Tensor addmm(const Tensor& bias, const Tensor& a, const Tensor& b, Site s = Site::current()) {
   return call("aten::addmm", {bias, a, b}, {}, s);
@@ -55,7 +75,8 @@ inline Tensor mean(const Tensor& a, Site s = Site::current()) { return call("ate
 inline Tensor mean(const Tensor& a, Sizes dims, bool keepdim = false, Site s = Site::current()) {
   return call("aten::mean.dim", {a, std::move(dims), keepdim}, {}, s);
 }
-inline Tensor argmax(const Tensor& a, std::optional<std::int64_t> dim = {}, bool keepdim = false, Site s = Site::current()) {
+inline Tensor argmax(const Tensor& a, std::optional<std::int64_t> dim = {}, bool keepdim = false,
+                     Site s = Site::current()) {
   return call("aten::argmax", {a, dim, keepdim}, {}, s);
 }
 inline Tensor softmax(const Tensor& a, std::int64_t dim, Site s = Site::current()) {
@@ -78,7 +99,8 @@ inline Tensor zeros(Session& session, Sizes sizes, const FactoryOptions& options
 inline Tensor ones(Session& session, Sizes sizes, const FactoryOptions& options = {}, Site s = Site::current()) {
   return session.call("aten::ones", {std::move(sizes)}, options.call(), s);
 }
-inline Tensor full(Session& session, Sizes sizes, Scalar value, const FactoryOptions& options = {}, Site s = Site::current()) {
+inline Tensor full(Session& session, Sizes sizes, Scalar value, const FactoryOptions& options = {},
+                   Site s = Site::current()) {
   return session.call("aten::full", {std::move(sizes), std::move(value)}, options.call(), s);
 }
 

@@ -40,10 +40,12 @@ absl::StatusOr<std::shared_ptr<Session>> Session::connect(ConnectOptions options
 
 Session::~Session() = default;
 
-absl::StatusOr<Mesh> Session::mesh(std::vector<Rank> ranks, std::vector<std::int64_t> shape, std::vector<std::string> names) {
+absl::StatusOr<Mesh> Session::mesh(std::vector<Rank> ranks, std::vector<std::int64_t> shape,
+                                   std::vector<std::string> names) {
   for (const Rank rank : ranks) {
     if (rank >= worldSize_) {
-      return absl::InvalidArgumentError(absl::StrCat("mesh rank ", rank, " does not exist: there are ", worldSize_, " workers"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("mesh rank ", rank, " does not exist: there are ", worldSize_, " workers"));
     }
   }
   if (shape.empty()) shape = {static_cast<std::int64_t>(ranks.size())};
@@ -68,8 +70,8 @@ Tensor Session::call(absl::string_view name, absl::Span<const Argument> argument
   return core_->callOne(name, arguments, options, world_, site);
 }
 
-std::vector<Tensor> Session::callMany(absl::string_view name, absl::Span<const Argument> arguments, std::uint32_t outputs,
-                                      const CallOptions& options, std::source_location site) {
+std::vector<Tensor> Session::callMany(absl::string_view name, absl::Span<const Argument> arguments,
+                                      std::uint32_t outputs, const CallOptions& options, std::source_location site) {
   return core_->call(name, arguments, outputs, options, world_, site);
 }
 

@@ -25,15 +25,14 @@ class SessionCore;
 struct ConnectOptions {
   std::string address;  // "unix:/run/dtorch/dtorchd.sock", a path, or "host:port"; empty: defaultAddress()
   std::chrono::steady_clock::duration timeout = std::chrono::seconds(5);
-  std::string name;     // of this program, for dtorchctl
+  std::string name;  // of this program, for dtorchctl
 };
 
 /// A connection to dtorchd and the tensors made over it. Operators are sent in batches and nothing waits for the daemon
-/// but a future; only when it falls far behind (2,048 commands or 8 MiB of tensor data) do calls block until it caught up.
-/// When the session is destroyed, what was called is still sent, and the daemon then forgets all its tensors; Tensors and
-/// Futures that are left fail.
-/// Thread: safe; calls of one thread keep their order.
-/// Errors: calls do not fail, the futures of what they return do.
+/// but a future; only when it falls far behind (2,048 commands or 8 MiB of tensor data) do calls block until it caught
+/// up. When the session is destroyed, what was called is still sent, and the daemon then forgets all its tensors;
+/// Tensors and Futures that are left fail. Thread: safe; calls of one thread keep their order. Errors: calls do not
+/// fail, the futures of what they return do.
 class Session {
  public:
   /// UNAVAILABLE: no daemon there; DEADLINE_EXCEEDED; FAILED_PRECONDITION: another version of the protocol.
@@ -50,13 +49,15 @@ class Session {
   /// All workers, in one dimension.
   const Mesh& mesh() const { return world_; }
   /// Some of them, in the given order; `shape` empty: one dimension. INVALID_ARGUMENT says what is wrong with it.
-  absl::StatusOr<Mesh> mesh(std::vector<Rank> ranks, std::vector<std::int64_t> shape = {}, std::vector<std::string> names = {});
+  absl::StatusOr<Mesh> mesh(std::vector<Rank> ranks, std::vector<std::int64_t> shape = {},
+                            std::vector<std::string> names = {});
 
   /// Makes a tensor of `value`, which is copied before this returns. One placement for each mesh dimension; none: all
   /// Replicate. Partial(sum) puts the value on the first coordinate and zeros elsewhere.
   Tensor put(const HostView& value, const Mesh& mesh, Placements placements = {},
              std::source_location site = std::source_location::current());
-  /// Makes a tensor of global `shape` from what each rank shall hold, in mesh order; for Partial these are the summands.
+  /// Makes a tensor of global `shape` from what each rank shall hold, in mesh order; for Partial these are the
+  /// summands.
   Tensor putShards(absl::Span<const HostView> parts, std::vector<std::int64_t> shape, const Mesh& mesh,
                    Placements placements, std::source_location site = std::source_location::current());
 

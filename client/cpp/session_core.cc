@@ -25,7 +25,8 @@ class PartReader {
     while (filled < bytes) {
       const HostView& part = parts_[part_];
       const auto size = static_cast<std::size_t>(elementSize(part.meta.dtype));
-      const std::int64_t count = std::min(part.meta.numel() - element_, static_cast<std::int64_t>((bytes - filled) / size));
+      const std::int64_t count =
+          std::min(part.meta.numel() - element_, static_cast<std::int64_t>((bytes - filled) / size));
       copyElements(part, element_, count, reinterpret_cast<std::byte*>(data.data()) + filled);
       filled += static_cast<std::size_t>(count) * size;
       element_ += count;
@@ -130,7 +131,10 @@ absl::StatusOr<TensorId> SessionCore::submit(absl::string_view name, absl::Span<
     if (!handle.error.ok()) {
       error = handle.error;
     } else if (handle.session.get() != this) {
-      error = failed(name, site, absl::InvalidArgumentError(absl::StrCat("tensor ", inputs.size(), " of the arguments belongs to another session"))).handle_->error;
+      error = failed(name, site,
+                     absl::InvalidArgumentError(
+                         absl::StrCat("tensor ", inputs.size(), " of the arguments belongs to another session")))
+                  .handle_->error;
     }
     inputs.push_back(handle.id);
   };
@@ -152,7 +156,8 @@ absl::StatusOr<TensorId> SessionCore::submit(absl::string_view name, absl::Span<
 
   CommandQueue::Appender commands = queue_.append();
   if (!commands) return TensorId{0};
-  const TemplateTable::Entry known = templates_.intern({name, arguments, options.named, outputs, mesh, options.placements});
+  const TemplateTable::Entry known =
+      templates_.intern({name, arguments, options.named, outputs, mesh, options.placements});
   if (known.define != nullptr) {
     v1::TemplateDefinition* definition = commands.add()->mutable_define_template();
     definition->set_id(known.id);
@@ -179,10 +184,12 @@ Tensor SessionCore::callOne(absl::string_view name, absl::Span<const Argument> a
   return make(*id);
 }
 
-std::vector<Tensor> SessionCore::call(absl::string_view name, absl::Span<const Argument> arguments, std::uint32_t outputs,
-                                      const CallOptions& options, const Mesh& world, const std::source_location& site) {
+std::vector<Tensor> SessionCore::call(absl::string_view name, absl::Span<const Argument> arguments,
+                                      std::uint32_t outputs, const CallOptions& options, const Mesh& world,
+                                      const std::source_location& site) {
   absl::StatusOr<TensorId> first = submit(name, arguments, outputs, options, world, site);
-  if (!first.ok()) return std::vector<Tensor>(outputs, Tensor(std::make_shared<const Tensor::Handle>(nullptr, 0, first.status())));
+  if (!first.ok())
+    return std::vector<Tensor>(outputs, Tensor(std::make_shared<const Tensor::Handle>(nullptr, 0, first.status())));
   std::vector<Tensor> tensors;
   for (std::uint32_t i = 0; i < outputs; ++i) tensors.push_back(make(*first == 0 ? 0 : *first + i));
   return tensors;
@@ -193,14 +200,18 @@ Tensor SessionCore::put(absl::Span<const HostView> parts, bool whole, TensorMeta
   const char* what = whole ? "put" : "putShards";
   if (absl::Status status = meshError(mesh); !status.ok()) return failed(what, site, status);
   if (!whole && static_cast<std::int64_t>(parts.size()) != mesh.size()) {
-    return failed(what, site, absl::InvalidArgumentError(absl::StrCat(parts.size(), " parts were given for the ", mesh.size(), " ranks of ", mesh.device().toString())));
+    return failed(what, site,
+                  absl::InvalidArgumentError(absl::StrCat(parts.size(), " parts were given for the ", mesh.size(),
+                                                          " ranks of ", mesh.device().toString())));
   }
   std::size_t total = 0;
   for (const HostView& part : parts) {
     absl::StatusOr<TensorMeta> meta = checkView(part);
     if (!meta.ok()) return failed(what, site, meta.status());
     if (meta->dtype != global.dtype) {
-      return failed(what, site, absl::InvalidArgumentError(absl::StrCat("a part is ", meta->toString(), ", another ", name(global.dtype))));
+      return failed(
+          what, site,
+          absl::InvalidArgumentError(absl::StrCat("a part is ", meta->toString(), ", another ", name(global.dtype))));
     }
     total += static_cast<std::size_t>(meta->bytes());
   }
@@ -299,7 +310,8 @@ std::shared_ptr<FutureState> SessionCore::get(const Tensor& tensor, bool local, 
 }
 
 std::shared_ptr<FutureState> SessionCore::describe(const Tensor& tensor) {
-  if (!tensor.defined()) return std::make_shared<FutureState>(absl::InvalidArgumentError("there is no tensor to describe"));
+  if (!tensor.defined())
+    return std::make_shared<FutureState>(absl::InvalidArgumentError("there is no tensor to describe"));
   const Tensor::Handle& handle = *tensor.handle_;
   if (!handle.error.ok()) return std::make_shared<FutureState>(handle.error);
   return handle.session->request(FutureState::Kind::kInfo, [&](v1::Command* command, FutureId future) {

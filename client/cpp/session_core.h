@@ -50,7 +50,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   /// The session that a call belongs to: its first tensor's. nullptr if there is none.
   static SessionCore* sessionOf(absl::Span<const Argument> arguments);
   /// The result of a call for which sessionOf() found nothing.
-  static Tensor withoutSession(absl::string_view name, absl::Span<const Argument> arguments, const std::source_location& site);
+  static Tensor withoutSession(absl::string_view name, absl::Span<const Argument> arguments,
+                               const std::source_location& site);
   static Tensor failed(absl::string_view what, const std::source_location& site, const absl::Status& status);
 
   // For tensors and futures that go. Never wait.

@@ -18,10 +18,10 @@ namespace dtorch {
 
 class SessionCore;
 
-/// A distributed tensor of a session. Cheap to copy; the daemon forgets it when the last copy is gone. Nothing here waits
-/// for the daemon, unless the connection is slower than the program (see Session). A tensor may hold an error instead of
-/// a value: every operator on it passes the error on, and whoever asks for a value gets it.
-/// Thread: safe as a shared_ptr is.
+/// A distributed tensor of a session. Cheap to copy; the daemon forgets it when the last copy is gone. Nothing here
+/// waits for the daemon, unless the connection is slower than the program (see Session). A tensor may hold an error
+/// instead of a value: every operator on it passes the error on, and whoever asks for a value gets it. Thread: safe as
+/// a shared_ptr is.
 class Tensor {
  public:
   /// No tensor: None as an argument.
@@ -60,12 +60,13 @@ struct CallOptions {
   Placements placements;  // likewise; default: Replicate
 };
 
-/// Calls an ATen operator by its schema name ("aten::add.Tensor") in the session of its first tensor. Arguments left out
-/// take the schema's defaults. Scalars are arguments too: call("aten::add.Scalar", {x, 2.0}).
+/// Calls an ATen operator by its schema name ("aten::add.Tensor") in the session of its first tensor. Arguments left
+/// out take the schema's defaults. Scalars are arguments too: call("aten::add.Scalar", {x, 2.0}).
 Tensor call(absl::string_view name, absl::Span<const Argument> arguments, const CallOptions& options = {},
             std::source_location site = std::source_location::current());
 /// For operators that return `outputs` tensors.
 std::vector<Tensor> callMany(absl::string_view name, absl::Span<const Argument> arguments, std::uint32_t outputs,
-                             const CallOptions& options = {}, std::source_location site = std::source_location::current());
+                             const CallOptions& options = {},
+                             std::source_location site = std::source_location::current());
 
 }  // namespace dtorch

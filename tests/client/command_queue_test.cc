@@ -29,7 +29,8 @@ TEST_CASE("A full batch is due at once, and commands keep their order") {
   for (std::uint64_t batch = 0; batch < 2; ++batch) {
     const auto message = queue.next();
     REQUIRE(message->batch().commands_size() == 3);
-    for (std::uint64_t i = 0; i < 3; ++i) CHECK(message->batch().commands(static_cast<int>(i)).first_output() == batch * 3 + i);
+    for (std::uint64_t i = 0; i < 3; ++i)
+      CHECK(message->batch().commands(static_cast<int>(i)).first_output() == batch * 3 + i);
   }
 }
 

@@ -109,7 +109,8 @@ grpc::Status FakeDaemon::execute(const v1::Command& command, std::map<std::uint6
     tensors[command.put().tensor()] = {command.put().meta(), command.put().inline_bytes()};
   } else if (command.has_put_chunk()) {
     Held& held = tensors[command.put_chunk().tensor()];
-    if (held.bytes.size() != command.put_chunk().offset()) return {grpc::StatusCode::INVALID_ARGUMENT, "a hole in a put"};
+    if (held.bytes.size() != command.put_chunk().offset())
+      return {grpc::StatusCode::INVALID_ARGUMENT, "a hole in a put"};
     held.bytes += command.put_chunk().data();
   } else if (command.has_synchronize()) {
     result->set_future(command.synchronize().future());
@@ -139,7 +140,8 @@ grpc::Status FakeDaemon::execute(const v1::Command& command, std::map<std::uint6
   return grpc::Status::OK;
 }
 
-grpc::Status FakeDaemon::GetStatus(grpc::ServerContext* context, const v1::StatusRequest* request, v1::StatusReply* reply) {
+grpc::Status FakeDaemon::GetStatus(grpc::ServerContext* context, const v1::StatusRequest* request,
+                                   v1::StatusReply* reply) {
   if (request->protocol() != options_.protocol) return {grpc::StatusCode::FAILED_PRECONDITION, "another protocol"};
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, options_.statusDelay, [&] { return vanished_ || context->IsCancelled(); });
@@ -148,7 +150,8 @@ grpc::Status FakeDaemon::GetStatus(grpc::ServerContext* context, const v1::Statu
   return grpc::Status::OK;
 }
 
-grpc::Status FakeDaemon::Stop(grpc::ServerContext* /*context*/, const v1::StopRequest* /*request*/, v1::StopReply* reply) {
+grpc::Status FakeDaemon::Stop(grpc::ServerContext* /*context*/, const v1::StopRequest* /*request*/,
+                              v1::StopReply* reply) {
   const std::lock_guard lock(mutex_);
   stopRequested_ = true;
   changed_.notify_all();

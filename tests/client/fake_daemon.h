@@ -15,18 +15,18 @@
 
 namespace dtorch {
 
-/// A peer for tests of clients: speaks the wire of dtorchd on a Unix socket in a folder of its own. It keeps what is put
-/// and gives it back, and answers every other tensor's get with NOT_FOUND.
+/// A peer for tests of clients: speaks the wire of dtorchd on a Unix socket in a folder of its own. It keeps what is
+/// put and gives it back, and answers every other tensor's get with NOT_FOUND.
 class FakeDaemon : public v1::Dtorch::Service {
  public:
   using Stream = grpc::ServerReaderWriter<v1::DaemonMessage, v1::ClientMessage>;
   struct Options {
     std::uint32_t protocol = kProtocolVersion;
-    bool answersHello = true;                     // false: keeps silent until the client goes
-    grpc::Status refusal = grpc::Status::OK;      // ends each session with it instead of the welcome
+    bool answersHello = true;                                   // false: keeps silent until the client goes
+    grpc::Status refusal = grpc::Status::OK;                    // ends each session with it instead of the welcome
     std::function<grpc::Status(const v1::Command&)> onCommand;  // an error ends the session
     v1::StatusReply status;
-    std::chrono::milliseconds statusDelay{0};     // before GetStatus answers
+    std::chrono::milliseconds statusDelay{0};  // before GetStatus answers
   };
 
   explicit FakeDaemon(Options options);
@@ -43,7 +43,8 @@ class FakeDaemon : public v1::Dtorch::Service {
   bool stopRequested();
 
   grpc::Status Session(grpc::ServerContext* context, Stream* stream) override;
-  grpc::Status GetStatus(grpc::ServerContext* context, const v1::StatusRequest* request, v1::StatusReply* reply) override;
+  grpc::Status GetStatus(grpc::ServerContext* context, const v1::StatusRequest* request,
+                         v1::StatusReply* reply) override;
   grpc::Status Stop(grpc::ServerContext* context, const v1::StopRequest* request, v1::StopReply* reply) override;
 
  private:

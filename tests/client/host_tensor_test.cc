@@ -36,10 +36,12 @@ TEST_CASE("A view's elements are copied in row-major order, whatever the strides
   const auto meta = checkView(view);
   REQUIRE(meta.ok());
   const std::int64_t first = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(meta->numel()));
-  const std::int64_t count = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(meta->numel() - first + 1));
+  const std::int64_t count =
+      static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(meta->numel() - first + 1));
   std::vector<std::int32_t> copied(static_cast<std::size_t>(count));
   copyElements(view, first, count, reinterpret_cast<std::byte*>(copied.data()));
-  for (std::int64_t i = 0; i < count; ++i) CHECK(copied[static_cast<std::size_t>(i)] == at(memory, view.meta, first + i));
+  for (std::int64_t i = 0; i < count; ++i)
+    CHECK(copied[static_cast<std::size_t>(i)] == at(memory, view.meta, first + i));
 }
 
 TEST_CASE("Every element size is copied across strides") {

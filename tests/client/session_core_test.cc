@@ -15,7 +15,8 @@ namespace {
 /// A core whose commands are read back instead of sent.
 class Harness {
  public:
-  Harness() : core(std::make_shared<SessionCore>()), world(core->mesh(*DeviceMesh::create(DeviceType::kCpu, {2}, {0, 1}))) {}
+  Harness()
+      : core(std::make_shared<SessionCore>()), world(core->mesh(*DeviceMesh::create(DeviceType::kCpu, {2}, {0, 1}))) {}
   ~Harness() { core->end(absl::UnavailableError("the test is over")); }
 
   /// All commands appended so far, in order.
@@ -160,7 +161,8 @@ TEST_CASE("A factory names its mesh; the default is all workers, replicated") {
   Harness harness;
   const Mesh one = harness.core->mesh(*DeviceMesh::create(DeviceType::kCpu, {1}, {1}));
   harness.core->callOne("aten::ones", {Sizes{8}}, {}, harness.world, std::source_location::current());
-  harness.core->callOne("aten::ones", {Sizes{8}}, {{}, one, {Placement::shard(0)}}, harness.world, std::source_location::current());
+  harness.core->callOne("aten::ones", {Sizes{8}}, {{}, one, {Placement::shard(0)}}, harness.world,
+                        std::source_location::current());
   const auto commands = harness.sent();
   const auto meshes = select(commands, [](const v1::Command& c) { return c.has_define_mesh(); });
   REQUIRE(meshes.size() == 2);
@@ -185,7 +187,8 @@ TEST_CASE("A large put is chunked, a small one is inline, an empty one complete"
   std::vector<std::int32_t> values(3 << 20);
   std::iota(values.begin(), values.end(), 0);
   const auto put = [&](const HostView& view) {
-    return harness.core->put({view}, true, view.meta, harness.world, {Placement::shard(0)}, std::source_location::current());
+    return harness.core->put({view}, true, view.meta, harness.world, {Placement::shard(0)},
+                             std::source_location::current());
   };
   const Tensor large = put(HostView::of(values, {3, 1 << 20}));
   const Tensor transposed = put(HostView::of(values, {1 << 20, 3}, {1, 1 << 20}));
@@ -217,8 +220,9 @@ TEST_CASE("Shards are sent one after the other with their shapes") {
   Harness harness;
   const std::vector<double> first{1, 2, 3, 4, 5, 6};
   const std::vector<double> second{7, 8, 9};
-  harness.core->put({HostView::of(first, {2, 3}), HostView::of(second, {1, 3})}, false, *makeMeta(DType::kFloat64, {3, 3}),
-                    harness.world, {Placement::shard(0)}, std::source_location::current());
+  harness.core->put({HostView::of(first, {2, 3}), HostView::of(second, {1, 3})}, false,
+                    *makeMeta(DType::kFloat64, {3, 3}), harness.world, {Placement::shard(0)},
+                    std::source_location::current());
   const auto puts = select(harness.sent(), [](const v1::Command& c) { return c.has_put(); });
   REQUIRE(puts.size() == 1);
   CHECK(puts[0].put().parts());

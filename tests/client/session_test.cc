@@ -180,7 +180,8 @@ TEST_CASE("A session that the daemon ends keeps the daemon's own cause") {
   CAPTURE(repetition);
   FakeDaemon::Options options;
   options.onCommand = [](const v1::Command& command) {
-    return command.has_get() ? grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "too many tensors") : grpc::Status::OK;
+    return command.has_get() ? grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "too many tensors")
+                             : grpc::Status::OK;
   };
   FakeDaemon daemon(options);
   const auto session = connect(daemon);
@@ -252,7 +253,8 @@ TEST_CASE("A mesh is checked before it is used") {
   CHECK_THAT(text(session->mesh({0, 2}).status()), Contains("rank 2 does not exist"));
   CHECK(session->mesh({0, 0}).status().code() == absl::StatusCode::kInvalidArgument);
   CHECK(session->mesh({0, 1}, {3}).status().code() == absl::StatusCode::kInvalidArgument);
-  CHECK(session->putShards({}, {1}, session->mesh(), {}).get().get().status().code() == absl::StatusCode::kInvalidArgument);
+  CHECK(session->putShards({}, {1}, session->mesh(), {}).get().get().status().code() ==
+        absl::StatusCode::kInvalidArgument);
 }
 
 TEST_CASE("The default address is the environment's, else a socket that exists, else where a daemon would put it") {
@@ -273,8 +275,10 @@ TEST_CASE("The default address is the environment's, else a socket that exists, 
   CHECK(defaultAddress() == "unix:" + folder + "/dtorch/dtorchd.sock");
   ::unlink((folder + "/dtorch").c_str());
   for (const auto& [name, value] : saved) {
-    if (value) ::setenv(name.c_str(), value->c_str(), 1);
-    else ::unsetenv(name.c_str());
+    if (value)
+      ::setenv(name.c_str(), value->c_str(), 1);
+    else
+      ::unsetenv(name.c_str());
   }
 }
 

@@ -1,0 +1,154 @@
+#include "client/ctl/ctl.h"
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "client/cpp/address.h"
+#include "client/ctl/daemon_client.h"
+#include "client/ctl/report.h"
+#include "proto/version.h"
+
+namespace dtorch {
+namespace {
+
+using std::chrono::steady_clock;
+
+struct Invocation {
+  std::string socket;
+  double timeout = 0;  // s; 0: the command's own
+  double wait = 0;     // s
+  bool json = false;
+  std::ostream& out;
+  std::ostream& err;
+
+  steady_clock::time_point deadline(double seconds) const {
+    return steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(
+                                     std::chrono::duration<double>(timeout > 0 ? timeout : seconds));
+  }
+  DaemonClient client() const { return DaemonClient(socket.empty() ? defaultAddress() : socket); }
+  int print(const nlohmann::json& value, const std::string& text, int exitCode) const {
+    out << (json ? value.dump(2) + "\n" : text);
+    return exitCode;
+  }
+  int fail(const absl::Status& status, int exitCode = kExitUnreachable) const {
+    if (json) {
+      out << nlohmann::json{{"error",
+                             {{"code", absl::StatusCodeToString(status.code())},
+                              {"message", std::string(status.message())}}}}
+                 .dump(2, ' ', false, nlohmann::json::error_handler_t::replace)
+          << "\n";
+    } else {
+      err << "dtorchctl: " << status.message() << "\n";
+    }
+    return exitCode;
+  }
+};
+
+int exitCode(const v1::StatusReply& status) {
+  return status.health() == v1::HEALTH_HEALTHY ? kExitHealthy : kExitDegraded;
+}
+
+absl::StatusOr<v1::StatusReply> ask(const Invocation& invocation) {
+  DaemonClient client = invocation.client();
+  if (invocation.wait > 0) {
+    return client.waitUntilHealthy(steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(
+                                                             std::chrono::duration<double>(invocation.wait)));
+  }
+  return client.status(invocation.deadline(1));
+}
+
+int showStatus(const Invocation& invocation) {
+  const absl::StatusOr<v1::StatusReply> status = ask(invocation);
+  if (!status.ok()) return invocation.fail(status.status());
+  nlohmann::json json = summaryJson(*status);
+  json["workers"] = workersJson(*status);
+  json["sessions"] = sessionsJson(*status);
+  const std::string text = formatSummary(*status) + "\n" + formatWorkers(*status) + "\n" + formatSessions(*status);
+  return invocation.print(json, text, exitCode(*status));
+}
+
+int showWorkers(const Invocation& invocation) {
+  const absl::StatusOr<v1::StatusReply> status = ask(invocation);
+  if (!status.ok()) return invocation.fail(status.status());
+  return invocation.print(workersJson(*status), formatWorkers(*status), exitCode(*status));
+}
+
+int showSessions(const Invocation& invocation) {
+  const absl::StatusOr<v1::StatusReply> status = ask(invocation);
+  if (!status.ok()) return invocation.fail(status.status());
+  return invocation.print(sessionsJson(*status), formatSessions(*status), exitCode(*status));
+}
+
+int stopDaemon(const Invocation& invocation) {
+  const absl::StatusOr<DaemonClient::Stopped> stopped = invocation.client().stop(invocation.deadline(30));
+  if (!stopped.ok()) return invocation.fail(stopped.status());
+  const std::string text = absl::StrCat("dtorchd (pid ", stopped->pid,
+                                        stopped->gone ? ") has stopped\n" : ") is stopping, and not gone yet\n");
+  return invocation.print({{"pid", stopped->pid}, {"gone", stopped->gone}}, text,
+                          stopped->gone ? kExitHealthy : kExitDegraded);
+}
+
+int showVersion(const Invocation& invocation) {
+  const absl::StatusOr<v1::StatusReply> status = ask(invocation);
+  nlohmann::json json{{"dtorchctl", kDtorchVersion}, {"protocol", kProtocolVersion}};
+  const std::string text = absl::StrCat("dtorchctl ", kDtorchVersion, ", protocol ", kProtocolVersion, "\n");
+  if (!status.ok()) {
+    json["dtorchd"] = nullptr;
+    return invocation.print(json, absl::StrCat(text, status.status().message(), "\n"), kExitHealthy);
+  }
+  json["dtorchd"] = summaryJson(*status)["version"];
+  return invocation.print(json, absl::StrCat(text, "dtorchd ", status->version(), ", pid ", status->pid(), "\n"),
+                          kExitHealthy);
+}
+
+struct Command {
+  const char* name;
+  const char* help;
+  int (*run)(const Invocation&);
+  bool waits;  // takes --wait
+};
+constexpr std::array kCommands{
+    Command{"status", "health, workers, sessions and counts of the daemon", showStatus, true},
+    Command{"workers", "the workers", showWorkers, false},
+    Command{"sessions", "the clients that are connected", showSessions, false},
+    Command{"stop", "stop the daemon as SIGTERM does, and wait until it is gone", stopDaemon, false},
+    Command{"version", "versions of dtorchctl and of the daemon", showVersion, false},
+};
+
+}  // namespace
+
+int runCtl(int argc, const char* const* argv, std::ostream& out, std::ostream& err) {
+  Invocation invocation{{}, 0, 0, false, out, err};
+  CLI::App app(
+      "Shows and stops a dtorchd. Exit code: 0 healthy, 1 degraded, starting or stopping, 2 unreachable or refused.",
+      "dtorchctl");
+  app.require_subcommand(1);
+  app.fallthrough();
+  app.add_option("--socket", invocation.socket,
+                 "the daemon's socket, or host:port; default: $DTORCH_SOCKET, else where dtorchd puts it");
+  app.add_option("--timeout", invocation.timeout, "seconds to wait for an answer (1), or for the daemon's end (30)")
+      ->check(CLI::Range(0.001, 86400.0));
+  app.add_flag("--json", invocation.json, "print JSON");
+  int (*run)(const Invocation&) = nullptr;
+  for (const Command& command : kCommands) {
+    CLI::App* sub = app.add_subcommand(command.name, command.help);
+    sub->callback([&run, &command] { run = command.run; });
+    if (command.waits) {
+      sub->add_option("--wait", invocation.wait, "wait so many seconds for the daemon to be healthy")
+          ->check(CLI::Range(0.001, 86400.0));
+    }
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error, out, err) == 0 ? kExitHealthy : kExitUnreachable;
+  }
+  return run(invocation);
+}
+
+}  // namespace dtorch

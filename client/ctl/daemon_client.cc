@@ -1,0 +1,122 @@
+#include "client/ctl/daemon_client.h"
+
+#include <grpcpp/grpcpp.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/cpp/address.h"
+#include "proto/version.h"
+
+namespace dtorch {
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kRetryInterval(50);
+/// For one question, where the caller's deadline is further off.
+constexpr std::chrono::seconds kAnswerTimeout(1);
+
+std::chrono::system_clock::time_point forGrpc(steady_clock::time_point deadline) {
+  return std::chrono::system_clock::now() +
+         std::chrono::duration_cast<std::chrono::system_clock::duration>(deadline - steady_clock::now());
+}
+
+/// A process that can be waited for although it is nobody's child.
+class ProcessHandle {
+ public:
+  explicit ProcessHandle(std::int64_t pid)
+      : fd_(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0))) {}
+  ProcessHandle(const ProcessHandle&) = delete;
+  ProcessHandle& operator=(const ProcessHandle&) = delete;
+  ~ProcessHandle() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  bool open() const { return fd_ >= 0; }
+  /// false: it has not ended by then.
+  bool waitForEnd(steady_clock::time_point deadline) const {
+    for (;;) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - steady_clock::now());
+      pollfd request{fd_, POLLIN, 0};
+      const int ready = ::poll(&request, 1, static_cast<int>(std::max<std::int64_t>(0, left.count())));
+      if (ready > 0) return true;
+      if (ready == 0 || errno != EINTR) return false;
+    }
+  }
+
+ private:
+  const int fd_;
+};
+
+}  // namespace
+
+DaemonClient::DaemonClient(std::string address)
+    : address_(grpcAddress(address)), channel_(makeChannel(address_)), stub_(v1::Dtorch::NewStub(channel_)) {}
+
+absl::Status DaemonClient::error(const grpc::Status& status) const {
+  const auto code = static_cast<absl::StatusCode>(status.error_code());
+  switch (status.error_code()) {
+    case grpc::StatusCode::UNAVAILABLE:
+      return absl::Status(code, absl::StrCat("no dtorchd answers at ", address_, " (", status.error_message(), ")"));
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+      return absl::Status(code, absl::StrCat("dtorchd at ", address_, " did not answer in time"));
+    default:
+      return absl::Status(code, absl::StrCat("dtorchd at ", address_, " refused: ", status.error_message()));
+  }
+}
+
+absl::StatusOr<v1::StatusReply> DaemonClient::status(TimePoint deadline) {
+  grpc::ClientContext context;
+  context.set_deadline(forGrpc(deadline));
+  v1::StatusRequest request;
+  request.set_protocol(kProtocolVersion);
+  v1::StatusReply reply;
+  if (const grpc::Status status = stub_->GetStatus(&context, request, &reply); !status.ok()) return error(status);
+  if (reply.protocol() != kProtocolVersion) {
+    return absl::FailedPreconditionError(absl::StrCat("dtorchctl ", kDtorchVersion, " speaks protocol ",
+                                                      kProtocolVersion, ", dtorchd ", reply.version(), " at ", address_,
+                                                      " speaks ", reply.protocol(), ": install the same release"));
+  }
+  return reply;
+}
+
+absl::StatusOr<v1::StatusReply> DaemonClient::waitUntilHealthy(TimePoint deadline) {
+  for (;;) {
+    const auto asked = steady_clock::now();
+    absl::StatusOr<v1::StatusReply> reply = DaemonClient(address_).status(std::min(deadline, asked + kAnswerTimeout));
+    if (reply.ok() && reply->health() == v1::HEALTH_HEALTHY) return reply;
+    if (absl::IsFailedPrecondition(reply.status()) || steady_clock::now() + kRetryInterval >= deadline) return reply;
+    std::this_thread::sleep_until(asked + kRetryInterval);
+  }
+}
+
+absl::StatusOr<DaemonClient::Stopped> DaemonClient::stop(TimePoint deadline) {
+  const absl::StatusOr<v1::StatusReply> before = status(std::min(deadline, steady_clock::now() + kAnswerTimeout));
+  if (!before.ok()) return before.status();
+  // Opened before the daemon goes, so that the number cannot be another process's by then. Over TCP it is of no use.
+  const bool local = absl::StartsWith(address_, "unix:");
+  const ProcessHandle process(local ? before->pid() : -1);
+
+  grpc::ClientContext context;
+  context.set_deadline(forGrpc(deadline));
+  v1::StopRequest request;
+  request.set_protocol(kProtocolVersion);
+  v1::StopReply reply;
+  if (const grpc::Status status = stub_->Stop(&context, request, &reply); !status.ok()) return error(status);
+  return Stopped{before->pid(), process.open() ? process.waitForEnd(deadline) : waitUntilDisconnected(deadline)};
+}
+
+bool DaemonClient::waitUntilDisconnected(TimePoint deadline) {
+  while (channel_->GetState(false) == GRPC_CHANNEL_READY) {
+    if (!channel_->WaitForStateChange(GRPC_CHANNEL_READY, forGrpc(deadline))) return false;
+  }
+  return true;
+}
+
+}  // namespace dtorch

@@ -1,0 +1,41 @@
+#pragma once
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dtorch/v1/client.grpc.pb.h"
+
+namespace dtorch {
+
+/// What dtorchctl asks of a daemon. Thread: one.
+/// Errors: UNAVAILABLE and DEADLINE_EXCEEDED name the address; FAILED_PRECONDITION: another version of the protocol.
+class DaemonClient {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  explicit DaemonClient(std::string address);
+
+  absl::StatusOr<v1::StatusReply> status(TimePoint deadline);
+  /// Asks until the daemon is healthy. At the deadline, the last answer.
+  absl::StatusOr<v1::StatusReply> waitUntilHealthy(TimePoint deadline);
+  struct Stopped {
+    std::int64_t pid;
+    bool gone;  // by the deadline
+  };
+  /// Stops the daemon and waits until its process is gone.
+  absl::StatusOr<Stopped> stop(TimePoint deadline);
+
+  const std::string& address() const { return address_; }
+
+ private:
+  absl::Status error(const grpc::Status& status) const;
+  bool waitUntilDisconnected(TimePoint deadline);
+
+  const std::string address_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::Dtorch::Stub> stub_;
+};
+
+}  // namespace dtorch
