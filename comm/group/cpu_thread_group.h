@@ -30,10 +30,30 @@ class CpuThreadGroup final : public ThreadGroup {
                                                    const CallTag& tag) override;
   absl::StatusOr<at::Tensor> broadcast(const at::Tensor& input, int root, const CallTag& tag) override;
   absl::Status barrier(const CallTag& tag) override;
+
+  // The same with the caller's outputs, which may be inputs too, as c10d wants it; shapes matter by their bytes alone.
+  /// `root` >= 0: only that rank's output is written, and only there it is looked at.
+  absl::Status reduceInto(const at::Tensor& input, const at::Tensor& output, Reduction op, int root, const CallTag& tag);
+  /// outputs[r] becomes rank r's input; `root` as above.
+  absl::Status gatherInto(const at::Tensor& input, const std::vector<at::Tensor>& outputs, int root, const CallTag& tag);
+  /// Every rank's output becomes the root's inputs[rank]; only there are inputs looked at.
+  absl::Status scatterInto(const std::vector<at::Tensor>& inputs, const at::Tensor& output, int root, const CallTag& tag);
+  /// output becomes the combination of all ranks' inputs[rank].
+  absl::Status reduceScatterInto(const std::vector<at::Tensor>& inputs, const at::Tensor& output, Reduction op,
+                                 const CallTag& tag);
+  absl::Status allToAllInto(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs,
+                            const CallTag& tag);
+  absl::Status broadcastInto(const at::Tensor& tensor, int root, const CallTag& tag);
   absl::Status fail(const absl::Status& why, const CallTag& tag) override;
   void abort(const absl::Status& why) override;
 
  private:
+  struct Views;
+  /// Runs `exchange` on contiguous views of the tensors and copies results back to outputs that are not contiguous.
+  /// Whatever is wrong before it is told to all ranks.
+  template <typename Exchange>
+  absl::Status run(Call call, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs,
+                   Exchange exchange);
   /// Tells the other ranks of an error that only this rank may have found, so that none waits for it.
   absl::Status failWith(const absl::Status& why, const Call& call);
   /// This rank's own reason where it aborted, else `status`.

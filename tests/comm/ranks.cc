@@ -1,7 +1,7 @@
 #include "tests/comm/ranks.h"
 
+#include <ATen/Parallel.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -76,14 +76,16 @@ Child start(Rank rank, int size, const std::string& role, const std::string& arg
   std::vector<std::string> environment = {absl::StrCat("DTORCH_TEST_RANK=", rank), absl::StrCat("DTORCH_TEST_SIZE=", size),
                                           absl::StrCat("DTORCH_TEST_ROLE=", role),
                                           absl::StrCat("DTORCH_TEST_ARGUMENT=", argument),
-                                          absl::StrCat("DTORCH_TEST_TIMEOUT_MS=", timeout.count()), "OMP_NUM_THREADS=1"};
+                                          absl::StrCat("DTORCH_TEST_TIMEOUT_MS=", timeout.count()), 
+                                          "OMP_NUM_THREADS=1"};
   std::vector<char*> envp;
   for (std::string& entry : environment) envp.push_back(entry.data());
   for (char** entry = environ; *entry != nullptr; ++entry) envp.push_back(*entry);
   envp.push_back(nullptr);
   std::string program = "/proc/self/exe";
   std::string test = "runs as one rank";
-  std::array<char*, 3> argv = {program.data(), test.data(), nullptr};
+  std::string quiet = "--out=/dev/null";
+  std::array<char*, 4> argv = {program.data(), test.data(), quiet.data(), nullptr};
   Child child;
   const int error = ::posix_spawn(&child.pid, program.c_str(), &actions, nullptr, argv.data(), envp.data());
   posix_spawn_file_actions_destroy(&actions);
@@ -121,6 +123,7 @@ std::vector<RankOutcome> runProcesses(int size, const std::string& role, const s
 
 std::vector<RankOutcome> runThreads(int size, const std::string& role, const std::string& argument,
                                     std::chrono::milliseconds timeout) {
+  at::set_num_threads(1);  // ranks are the parallelism here, as in processes
   std::vector<std::unique_ptr<ThreadGroupManager>> managers;
   std::vector<PeerRef> peers;
   for (Rank rank = 0; rank < size; ++rank) {

@@ -1,0 +1,239 @@
+// Conversions of placements against the answer of one process: random shapes, meshes and placements.
+#include <ATen/ATen.h>
+
+#include <array>
+#include <cstdlib>
+#include <iostream>
+#include <random>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "comm/placement/convert.h"
+#include "comm/placement/plan.h"
+#include "tests/catch.h"
+#include "tests/comm/ranks.h"
+
+namespace dtorch::testing {
+namespace {
+
+struct Case {
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> mesh;
+  Placements from;
+  Placements to;
+  std::string toString() const {
+    return absl::StrCat("shape [", absl::StrJoin(shape, ", "), "] mesh [", absl::StrJoin(mesh, ", "), "] ",
+                        dtorch::toString(from), " -> ", dtorch::toString(to));
+  }
+};
+
+/// Part of `tensor` at `coordinate` under the Shards of `placements`, by torch.chunk alone.
+at::Tensor chunkAt(at::Tensor tensor, const std::vector<std::int64_t>& mesh, const Placements& placements,
+                   const std::vector<std::int64_t>& coordinate) {
+  for (std::size_t m = 0; m < mesh.size(); ++m) {
+    if (!placements[m].isShard()) continue;
+    const auto dim = placements[m].dim();
+    const std::vector<at::Tensor> chunks = tensor.size(dim) == 0 ? std::vector<at::Tensor>{} : tensor.chunk(mesh[m], dim);
+    const auto i = static_cast<std::size_t>(coordinate[m]);
+    tensor = i < chunks.size() ? chunks[i] : tensor.narrow(dim, 0, 0);
+  }
+  return tensor;
+}
+
+at::Tensor combine(const std::vector<at::Tensor>& parts, ReduceOp op) {
+  const at::Tensor all = at::stack(parts);
+  switch (op) {
+    case ReduceOp::kSum: return all.sum(0);
+    case ReduceOp::kAvg: return all.mean(0);
+    case ReduceOp::kProduct: return all.prod(0);
+    case ReduceOp::kMin: return all.amin(0);
+    case ReduceOp::kMax: return all.amax(0);
+  }
+  return all;
+}
+
+/// The value of a tensor whose part at each coordinate of the Partial mesh dimensions `part` gives, innermost first.
+at::Tensor valueOf(const std::vector<std::int64_t>& mesh, const Placements& placements, std::vector<std::int64_t> coordinate,
+                   std::size_t m, const std::function<at::Tensor(const std::vector<std::int64_t>&)>& part) {
+  if (m == mesh.size()) return part(coordinate);
+  if (!placements[m].isPartial()) return valueOf(mesh, placements, coordinate, m + 1, part);
+  std::vector<at::Tensor> parts;
+  for (std::int64_t i = 0; i < mesh[m]; ++i) {
+    coordinate[m] = i;
+    parts.push_back(valueOf(mesh, placements, coordinate, m + 1, part));
+  }
+  return combine(parts, placements[m].reduceOp());
+}
+
+at::Tensor partAt(const Case& c, const std::vector<std::int64_t>& coordinate, std::int64_t seed) {
+  std::int64_t salt = seed;
+  for (std::size_t m = 0; m < c.mesh.size(); ++m) salt = salt * 31 + (c.from[m].isPartial() ? coordinate[m] : 0);
+  const at::Tensor order = at::arange(c10::multiply_integers(c.shape), at::kDouble).reshape(c.shape);
+  // Whole numbers of either sign, small enough for exact products, different for neighbours.
+  return (order * 7 + static_cast<double>(salt % 1013)).remainder(5) - 2 + order.remainder(97) * 0.125;
+}
+
+Case randomCase(std::mt19937_64& random, int ranks) {
+  const auto pick = [&random](std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+  };
+  Case c;
+  std::int64_t left = ranks;
+  const std::int64_t meshDims = pick(1, 3);
+  for (std::int64_t m = 0; m + 1 < meshDims; ++m) {
+    std::vector<std::int64_t> divisors;
+    for (std::int64_t d = 1; d <= left; ++d) {
+      if (left % d == 0) divisors.push_back(d);
+    }
+    c.mesh.push_back(divisors[static_cast<std::size_t>(pick(0, static_cast<std::int64_t>(divisors.size()) - 1))]);
+    left /= c.mesh.back();
+  }
+  c.mesh.push_back(left);
+  const std::int64_t dims = pick(0, 3);
+  for (std::int64_t d = 0; d < dims; ++d) c.shape.push_back(pick(0, 9) == 0 ? 0 : pick(1, 9));
+  // Now and then more than fits inline, so that chunks are used too.
+  if (dims > 0 && pick(0, 19) == 0) c.shape[0] = pick(5000, 9000);
+  const auto placement = [&] {
+    const std::int64_t kind = pick(0, 9);
+    if (kind < 3 || (kind < 8 && dims == 0)) return Placement::replicate();
+    if (kind < 8) return Placement::shard(static_cast<int>(pick(0, dims - 1)));
+    return Placement::partial(static_cast<ReduceOp>(pick(1, 5)));
+  };
+  for (std::size_t m = 0; m < c.mesh.size(); ++m) {
+    c.from.push_back(placement());
+    c.to.push_back(placement());
+  }
+  return c;
+}
+
+std::array<at::Tensor, 64> results;  // one slot a rank thread, read between barriers
+
+void runCase(RankContext& context, const Case& c, const DeviceMesh& mesh, std::int64_t seed) {
+  const std::vector<std::int64_t> me = *mesh.coordinate(context.rank);
+  const std::vector<std::int64_t> zero(c.mesh.size(), 0);
+  const at::Tensor local = chunkAt(partAt(c, me, seed), c.mesh, c.from, me).contiguous();
+  const at::Tensor kept = local.clone();
+  const ConvertContext how{mesh, me, [&](const std::vector<Rank>& ranks) { return context.manager.group(ranks); },
+                           {static_cast<std::uint64_t>(seed), "convert"}};
+  const auto result = convert(local, c.shape, c.from, c.to, how);
+  if (!result.ok()) context.check(false, absl::StrCat(c.toString(), ": ", result.status().ToString()));
+  const auto self = static_cast<std::size_t>(context.rank);
+  results[self] = result.ok() ? *result : at::Tensor();
+  if (!context.world().barrier({}).ok()) return context.check(false, "barrier");
+  const at::Tensor whole = valueOf(c.mesh, c.from, zero, 0, [&](const auto& at) { return partAt(c, at, seed); });
+  const at::Tensor wanted = chunkAt(whole, c.mesh, c.to, me);
+  const at::Tensor got = valueOf(c.mesh, c.to, me, 0, [&](const auto& at) {
+    std::size_t flat = 0;
+    for (std::size_t m = 0; m < at.size(); ++m) flat = flat * static_cast<std::size_t>(c.mesh[m]) + static_cast<std::size_t>(at[m]);
+    return results[static_cast<std::size_t>(mesh.ranks()[flat])];
+  });
+  context.check(got.sizes() == wanted.sizes() && at::allclose(got, wanted, 1e-12, 1e-12), absl::StrCat(c.toString(), " differs"));
+  context.check(!result.ok() || result->is_contiguous(), absl::StrCat(c.toString(), " is not contiguous"));
+  context.check(!result.ok() || c.from == c.to || !result->is_alias_of(local), absl::StrCat(c.toString(), " aliases its input"));
+  context.check(at::equal(local, kept), absl::StrCat(c.toString(), " changed its input"));
+  if (!context.world().barrier({}).ok()) context.check(false, "barrier");
+}
+
+/// The argument is "seed cases".
+void randomConversions(RankContext& context) {
+  std::uint64_t seed = 0;
+  int cases = 0;
+  std::sscanf(context.argument.c_str(), "%lu %d", &seed, &cases);
+  std::mt19937_64 random(seed + static_cast<std::uint64_t>(context.size));
+  for (int i = 0; i < cases && context.failures.empty(); ++i) {
+    const Case c = randomCase(random, context.size);
+    std::vector<Rank> ranks = context.all();
+    if (i % 2 == 1) std::reverse(ranks.begin(), ranks.end());
+    runCase(context, c, *DeviceMesh::create(DeviceType::kCpu, c.mesh, ranks), i + 1);
+  }
+}
+const RankRole kRandomConversions("random conversions", randomConversions);
+
+/// T11, T17: uneven shards come back whole and with the strides of a whole tensor.
+void uneven(RankContext& context) {
+  const auto group = [&](const std::vector<Rank>& ranks) { return context.manager.group(ranks); };
+  const DeviceMesh mesh = *DeviceMesh::create(DeviceType::kCpu, {context.size}, context.all());
+  const ConvertContext how{mesh, {context.rank}, group, {}};
+  at::manual_seed(3);
+  const at::Tensor value = at::rand({5, 10});
+  auto sharded = convert(value, {5, 10}, {Placement::replicate()}, {Placement::shard(0)}, how);
+  const std::array<std::int64_t, 4> rows = {2, 2, 1, 0};
+  context.check(sharded.ok() && sharded->size(0) == rows[static_cast<std::size_t>(context.rank)], "rows of a shard");
+  auto back = convert(*sharded, {5, 10}, {Placement::shard(0)}, {Placement::replicate()}, how);
+  context.check(back.ok() && at::equal(*back, value), "shards do not come back whole");
+  auto columns = convert(at::zeros({4, 31, 10}), {4, 31, 10}, {Placement::replicate()}, {Placement::shard(1)}, how);
+  auto whole = convert(*columns, {4, 31, 10}, {Placement::shard(1)}, {Placement::replicate()}, how);
+  context.check(whole.ok() && whole->strides() == at::IntArrayRef({310, 10, 1}) && whole->view({-1}).numel() == 1240, "strides");
+  auto parts = convert(at::arange(5.0) + context.rank, {5}, {Placement::partial()}, {Placement::shard(0)}, how);
+  const at::Tensor sum = chunkAt(at::arange(5.0) * context.size + context.size * (context.size - 1) / 2.0, {context.size},
+                                 {Placement::shard(0)}, {context.rank});
+  context.check(parts.ok() && at::equal(*parts, sum), "partial to uneven shards");
+}
+const RankRole kUneven("uneven", uneven);
+
+/// A rank without input fails the conversion on every rank that exchanges data with it, and all groups stay usable.
+void failedInput(RankContext& context) {
+  const DeviceMesh mesh = *DeviceMesh::create(DeviceType::kCpu, {2, 2}, context.all());
+  const std::vector<std::int64_t> me = *mesh.coordinate(context.rank);
+  const ConvertContext how{mesh, me, [&](const std::vector<Rank>& ranks) { return context.manager.group(ranks); }, {6, "x"}};
+  const Placements from = {Placement::partial(), Placement::shard(0)};
+  const std::vector<std::int64_t> shape = {4, 3};
+  const absl::Status status =
+      context.rank == 3 ? failConversion(absl::InternalError("no kernel"), shape, from, allReplicate(2), how)
+                        : convert(at::ones({2, 3}), shape, from, allReplicate(2), how).status();
+  context.check(absl::IsInternal(status) && status.message() == "no kernel", status.ToString());
+  // A part of a wrong shape is found before it moves.
+  const absl::Status wrong = convert(at::ones({context.rank == 2 ? 1 : 2, 3}), shape, from, allReplicate(2), how).status();
+  context.check(absl::IsInvalidArgument(wrong) && absl::StrContains(wrong.message(), "[1, 3]"), wrong.ToString());
+  auto good = convert(at::ones({2, 3}), shape, from, allReplicate(2), how);
+  context.check(good.ok() && at::equal(*good, at::full({4, 3}, 2.0)), "the groups are unusable afterwards");
+}
+const RankRole kFailedInput("failed input", failedInput);
+
+}  // namespace
+
+TEST_CASE("random conversions equal the answer of one process") {
+  const char* given = std::getenv("DTORCH_TEST_SEED");
+  const std::uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
+  std::cout << "DTORCH_TEST_SEED=" << seed << '\n';
+  for (const int size : {1, 2, 3, 4, 6, 8, 12}) {
+    expectRanks(Mode::kThreads, size, "random conversions", absl::StrCat(seed, " ", 720));
+  }
+}
+
+TEST_CASE("uneven shards") {
+  expectRanks(Mode::kThreads, 4, "uneven");
+  expectRanks(Mode::kProcesses, 4, "uneven");
+}
+
+TEST_CASE("a conversion whose input failed fails on all ranks that need it") { expectRanks(Mode::kThreads, 4, "failed input"); }
+
+TEST_CASE("an outer mesh dimension changes only while no inner one shards the same tensor dimension") {
+  const DeviceMesh mesh = *DeviceMesh::create(DeviceType::kCpu, {2, 2}, {0, 1, 2, 3});
+  const Placement r = Placement::replicate();
+  const Placement s = Placement::shard(0);
+  const auto steps = planConversion({8, 8}, mesh, {s, s}, {r, s});
+  REQUIRE(steps.ok());
+  REQUIRE(steps->size() == 3);
+  CHECK((*steps)[0].meshDim == 1);
+  CHECK((*steps)[1].meshDim == 0);
+  CHECK((*steps)[2].meshDim == 1);
+  CHECK(planConversion({8, 8}, mesh, {s, s}, {s, s})->empty());
+  CHECK(absl::IsInvalidArgument(planConversion({8}, mesh, {s}, {s, s}).status()));
+  CHECK(absl::IsInvalidArgument(planConversion({8}, mesh, {r, r}, {Placement::shard(1), r}).status()));
+}
+
+TEST_CASE("a plan moves the fewest bytes") {
+  const DeviceMesh mesh = *DeviceMesh::create(DeviceType::kCpu, {2, 4}, {0, 1, 2, 3, 4, 5, 6, 7});
+  // Slicing before the gather moves a quarter of what gathering first would.
+  const auto steps = planConversion({1024, 1024}, mesh, {Placement::shard(0), Placement::replicate()},
+                                    {Placement::replicate(), Placement::shard(1)});
+  REQUIRE(steps.ok());
+  REQUIRE(steps->size() == 2);
+  CHECK((*steps)[0].to == Placement::shard(1));
+  CHECK((*steps)[1].to == Placement::replicate());
+}
+
+}  // namespace dtorch::testing

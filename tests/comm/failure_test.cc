@@ -1,0 +1,180 @@
+// What the others see when one rank dies, stays away or leaves.
+#include <ATen/ATen.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <string>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/catch.h"
+#include "tests/comm/ranks.h"
+
+namespace dtorch::testing {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// The highest rank kills itself at the point that the argument names; the others' calls must end within a second, with
+/// an error that names it.
+void killed(RankContext& context) {
+  const bool victim = context.rank == context.size - 1;
+  const auto die = [] { ::raise(SIGKILL); };
+  if (victim && context.argument == "before the group") die();
+  const auto start = Clock::now();
+  auto world = context.manager.group(context.all());
+  absl::Status status = world.status();
+  if (world.ok()) {
+    if (victim && context.argument == "before a call") die();
+    std::atomic<int> calls = 0;
+    std::thread killer;
+    if (victim) {
+      killer = std::thread([&] {
+        while (calls.load() < 3) std::this_thread::yield();
+        die();
+      });
+    }
+    // Small and large calls in turn, for ever: the death falls anywhere.
+    const at::Tensor small = at::ones({10});
+    const at::Tensor large = at::ones({1 << 20});
+    auto call = start;
+    for (int i = 0; status.ok() && i < 100000; ++i) {
+      call = Clock::now();
+      status = (*world)->allReduce(i % 2 == 0 ? small : large, ReduceOp::kSum, {}).status();
+      ++calls;
+    }
+    context.check(Clock::now() - call < std::chrono::seconds(1), "a call outlived the death by a second");
+    context.check(absl::IsUnavailable((*world)->barrier({})), "the group is used after a death");
+    if (victim) killer.join();
+  }
+  const auto took = Clock::now() - start;
+  context.check(took < std::chrono::seconds(10), "it took too long");
+  context.check(absl::IsUnavailable(status) && absl::StrContains(status.message(), absl::StrCat("rank ", context.size - 1)) &&
+                    absl::StrContains(status.message(), "died"),
+                status.ToString());
+}
+const RankRole kKilled("killed", killed);
+
+/// Rank 1 stays away from a call, or from the group.
+void absent(RankContext& context) {
+  if (context.argument == "group") {
+    if (context.rank == 1) return;
+    const absl::Status status = context.manager.group(context.all()).status();
+    context.check(absl::IsDeadlineExceeded(status), status.ToString());
+    return;
+  }
+  ThreadGroup& group = context.world();
+  if (context.rank == 1) return;
+  const absl::Status status = group.allReduce(at::ones({3}), ReduceOp::kSum, {12, "aten::add"}).status();
+  context.check(absl::IsDeadlineExceeded(status) && absl::StrContains(status.message(), "rank 1") &&
+                    absl::StrContains(status.message(), "aten::add"),
+                status.ToString());
+}
+const RankRole kAbsent("absent", absent);
+
+/// The manager's abort ends a running call and the making of a group.
+void managerAborted(RankContext& context) {
+  if (context.rank == 1) return;
+  std::atomic<bool> entered = false;
+  std::thread aborter([&] {
+    while (!entered.load()) std::this_thread::yield();
+    context.manager.abort(absl::CancelledError("stop"));
+  });
+  entered = true;
+  const absl::Status status = context.manager.group(context.all()).status();
+  aborter.join();
+  context.check(absl::IsCancelled(status) || absl::IsAborted(status), status.ToString());
+  context.check(absl::IsCancelled(context.manager.group(context.all()).status()), "a group after abort()");
+}
+const RankRole kManagerAborted("manager aborted", managerAborted);
+
+std::size_t openDescriptors() {
+  const std::filesystem::directory_iterator begin("/proc/self/fd");
+  return static_cast<std::size_t>(std::distance(begin, std::filesystem::directory_iterator{}));
+}
+
+void manyCalls(RankContext& context) {
+  ThreadGroup& group = context.world();
+  const at::Tensor input = at::ones({100});
+  const std::size_t before = openDescriptors();
+  for (int i = 0; i < 10000; ++i) {
+    if (!group.allReduce(input, ReduceOp::kSum, {}).ok()) return context.check(false, "a call failed");
+  }
+  context.check(openDescriptors() == before, "calls leave descriptors open");
+}
+const RankRole kManyCalls("many calls", manyCalls);
+
+}  // namespace
+
+TEST_CASE("a killed rank ends the others' calls with an error that names it") {
+  for (const char* when : {"before the group", "before a call", "during calls"}) {
+    for (const int size : {2, 3}) {
+      const auto outcomes = runRanks(Mode::kProcesses, size, "killed", when);
+      for (std::size_t i = 0; i + 1 < outcomes.size(); ++i) {
+        INFO(when << ", rank " << i << ": " << outcomes[i].failures);
+        CHECK(outcomes[i].status == 0);
+        CHECK(outcomes[i].failures.empty());
+      }
+      CHECK(outcomes.back().status == SIGKILL);
+    }
+  }
+}
+
+TEST_CASE("a rank that stays away is found by the deadline") {
+  for (const char* what : {"group", "call"}) {
+    const auto outcomes = runRanks(Mode::kThreads, 2, "absent", what, std::chrono::milliseconds(300));
+    CHECK(outcomes[0].failures == "");
+    CHECK(outcomes[1].failures == "");
+  }
+}
+
+TEST_CASE("abort ends the wait for a group") { expectRanks(Mode::kThreads, 2, "manager aborted"); }
+
+TEST_CASE("10,000 calls leave nothing behind") { expectRanks(Mode::kProcesses, 2, "many calls"); }
+
+TEST_CASE("groups are rebuilt with a new epoch") {
+  std::vector<std::unique_ptr<ThreadGroupManager>> managers;
+  std::vector<PeerRef> peers;
+  for (Rank rank = 0; rank < 2; ++rank) {
+    managers.push_back(*ThreadGroupManager::create(rank, std::chrono::seconds(20)));
+    peers.push_back(managers.back()->self());
+  }
+  for (std::uint64_t epoch = 1; epoch < 5; ++epoch) {
+    for (auto& manager : managers) manager->setPeers(peers, epoch);
+    std::vector<std::thread> threads;
+    std::vector<absl::Status> statuses(2);
+    for (std::size_t r = 0; r < 2; ++r) {
+      threads.emplace_back([&, r] {
+        auto group = managers[r]->group({0, 1});
+        statuses[r] = group.ok() ? (*group)->barrier({}) : group.status();
+        if (group.ok() && r == 0) (*group)->abort(absl::InternalError("broken on purpose"));
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    CHECK(statuses[0].ToString() == "OK");
+    CHECK(statuses[1].ToString() == "OK");
+  }
+  CHECK(absl::IsNotFound(managers[0]->group({0, 7}).status()));
+  CHECK(absl::IsInvalidArgument(managers[0]->group({1}).status()));
+}
+
+TEST_CASE("a peer that leaves ends the waits of the others") {
+  auto first = *ThreadGroupManager::create(0, std::chrono::seconds(20));
+  auto second = *ThreadGroupManager::create(1, std::chrono::seconds(20));
+  for (auto* manager : {first.get(), second.get()}) manager->setPeers({first->self(), second->self()}, 1);
+  std::thread other([&] {
+    CHECK(second->group({0, 1}).ok());
+    second.reset();
+  });
+  auto group = first->group({0, 1});
+  REQUIRE(group.ok());
+  const absl::Status status = (*group)->barrier({});
+  other.join();
+  CHECK(absl::IsUnavailable(status));
+  CHECK(absl::StrContains(status.message(), "rank 1 left"));
+}
+
+}  // namespace dtorch::testing
