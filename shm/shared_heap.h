@@ -1,0 +1,63 @@
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "shm/segment.h"
+
+namespace dtorch {
+
+/// Where bytes lie, for another process.
+struct SharedLocation {
+  SegmentRef segment;
+  std::uint64_t offset = 0;
+};
+
+/// Memory for large blocks in shared segments, so that other processes can map them where they are. Blocks of up to
+/// kOwnRegion share segments; larger ones have their own, which is kept for the next block of about its size. Free
+/// segments beyond `cachedBytes` go back to the system.
+///
+/// Thread: safe.
+class SharedHeap {
+ public:
+  static constexpr std::size_t kAlignment = 4096;
+  static constexpr std::size_t kOwnRegion = 8 << 20;
+
+  explicit SharedHeap(std::size_t cachedBytes) : cachedBytes_(cachedBytes) {}
+
+  /// nullptr: no memory for another segment. The content is what was there before.
+  void* allocate(std::size_t bytes);
+  /// False: not one of this heap's blocks.
+  bool release(void* block);
+  /// Where `bytes` bytes at `data` lie; nullopt when they are not in this heap.
+  std::optional<SharedLocation> locate(const void* data, std::size_t bytes) const;
+
+  /// Bytes of all segments, and of blocks in use.
+  std::size_t heldBytes() const;
+  std::size_t usedBytes() const;
+
+ private:
+  struct Region {
+    Segment segment;
+    bool own = false;  // serves one block at a time
+    /// Free runs and blocks in use: offset to length.
+    std::map<std::size_t, std::size_t> free;
+    std::map<std::size_t, std::size_t> used;
+  };
+  using Regions = std::map<std::uintptr_t, Region>;  // by address
+
+  void* takeLocked(Region& region, std::size_t bytes);
+  Regions::const_iterator regionOfLocked(const void* data) const;
+  Region* addRegionLocked(std::size_t bytes, bool own);
+  void trimLocked();
+
+  const std::size_t cachedBytes_;
+  mutable std::mutex mutex_;
+  Regions regions_;
+  std::size_t held_ = 0;
+  std::size_t used_ = 0;
+};
+
+}  // namespace dtorch

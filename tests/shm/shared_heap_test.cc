@@ -1,0 +1,108 @@
+#include "shm/shared_heap.h"
+
+#include <cstring>
+#include <map>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "shm/mapped_segments.h"
+#include "tests/catch.h"
+
+namespace dtorch {
+
+TEST_CASE("another mapping finds a block where locate() says") {
+  SharedHeap heap(0);
+  auto* first = static_cast<char*>(heap.allocate(100000));
+  auto* second = static_cast<char*>(heap.allocate(100000));
+  REQUIRE(first != nullptr);
+  REQUIRE(second != nullptr);
+  CHECK(reinterpret_cast<std::uintptr_t>(second) % SharedHeap::kAlignment == 0);
+  std::strcpy(second + 500, "here");
+  const auto where = heap.locate(second + 500, 5);
+  REQUIRE(where.has_value());
+  MappedSegments mapped(4);
+  auto segment = mapped.map(where->segment);
+  REQUIRE(segment.ok());
+  CHECK(std::strcmp(reinterpret_cast<const char*>((*segment)->data() + where->offset), "here") == 0);
+  CHECK(*mapped.map(where->segment) == *segment);
+  CHECK_FALSE(heap.locate(&heap, 1).has_value());
+  CHECK_FALSE(heap.locate(second, std::size_t{1} << 40).has_value());
+  CHECK(heap.release(first));
+  CHECK(heap.release(second));
+  CHECK_FALSE(heap.release(&heap));
+  CHECK(heap.heldBytes() == 0);
+}
+
+TEST_CASE("freed segments are reused within the bound, and given back beyond it") {
+  constexpr std::size_t kBlock = 20 << 20;
+  SharedHeap heap(kBlock);
+  void* one = heap.allocate(kBlock);
+  void* two = heap.allocate(kBlock);
+  CHECK(heap.heldBytes() == 2 * kBlock);
+  CHECK(heap.usedBytes() == 2 * kBlock);
+  heap.release(one);
+  CHECK(heap.allocate(kBlock - 5000) == one);
+  heap.release(one);
+  heap.release(two);
+  CHECK(heap.heldBytes() == kBlock);
+  CHECK(heap.usedBytes() == 0);
+  CHECK(heap.allocate(kBlock / 2) != one);  // not mostly waste
+}
+
+TEST_CASE("blocks never overlap and neighbours merge") {
+  SharedHeap heap(1 << 30);
+  std::mt19937_64 random(7);
+  std::map<char*, std::size_t> blocks;
+  for (int i = 0; i < 3000; ++i) {
+    if (blocks.size() > 60 || (!blocks.empty() && random() % 2 == 0)) {
+      const auto victim = std::next(blocks.begin(), static_cast<std::ptrdiff_t>(random() % blocks.size()));
+      REQUIRE(heap.release(victim->first));
+      blocks.erase(victim);
+      continue;
+    }
+    const std::size_t bytes = 1 + random() % (1 << 20);
+    auto* block = static_cast<char*>(heap.allocate(bytes));
+    REQUIRE(block != nullptr);
+    const auto next = blocks.lower_bound(block);
+    REQUIRE((next == blocks.end() || block + bytes <= next->first));
+    REQUIRE((next == blocks.begin() || std::prev(next)->first + std::prev(next)->second <= block));
+    blocks[block] = bytes;
+  }
+  for (const auto& [block, bytes] : blocks) heap.release(block);
+  CHECK(heap.usedBytes() == 0);
+  // What is free is in one piece again.
+  CHECK(heap.allocate(SharedHeap::kOwnRegion) != nullptr);
+  CHECK(heap.heldBytes() <= 96 << 20);
+}
+
+TEST_CASE("threads allocate and release at once") {
+  SharedHeap heap(64 << 20);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&heap, t] {
+      for (int i = 0; i < 300; ++i) {
+        auto* block = static_cast<char*>(heap.allocate(70000));
+        block[0] = static_cast<char>(t);
+        block[69999] = static_cast<char>(t);
+        if (!heap.locate(block, 70000) || block[0] != t) std::abort();
+        heap.release(block);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(heap.usedBytes() == 0);
+}
+
+TEST_CASE("mappings beyond the limit are given up, those in use stay usable") {
+  auto one = Segment::create("dtorch-test", 4096);
+  auto two = Segment::create("dtorch-test", 4096);
+  MappedSegments mapped(1);
+  const auto held = *mapped.map(one->ref());
+  REQUIRE(mapped.map(two->ref()).ok());
+  CHECK(mapped.size() == 1);
+  one->data()[3] = std::byte{3};
+  CHECK(held->data()[3] == std::byte{3});
+}
+
+}  // namespace dtorch
