@@ -288,6 +288,7 @@ absl::Status Supervisor::Impl::watchLocked(const Worker& worker) {
 }
 
 void Supervisor::Impl::noteSilenceLocked(Clock::time_point now) {
+  if (ending_) return;
   for (auto& [rank, worker] : workers_) {
     if (worker.state != WorkerState::kReady) continue;
     const Clock::time_point heard = std::max(worker.readyAt, worker.lastBeat.value_or(worker.readyAt));
