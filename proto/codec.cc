@@ -126,6 +126,23 @@ absl::StatusOr<Value> valueFromWire(const v1::Value& wire, int nesting) {
   return absl::InvalidArgumentError("an argument has no value set, or one of a newer protocol");
 }
 
+/// Bytes of the UTF-8 character at `text[at]`; 0 if none is there: a stray or missing byte, an overlong form, a surrogate.
+std::size_t characterLength(const std::string& text, std::size_t at) {
+  constexpr std::array<std::uint32_t, 5> kSmallest{0, 0, 0x80, 0x800, 0x10000};
+  const auto lead = static_cast<unsigned char>(text[at]);
+  if (lead < 0x80) return 1;
+  const std::size_t length = (lead >> 5) == 0x6 ? 2 : (lead >> 4) == 0xE ? 3 : (lead >> 3) == 0x1E ? 4 : 0;
+  if (length == 0 || at + length > text.size()) return 0;
+  std::uint32_t code = lead & (0x7Fu >> length);
+  for (std::size_t k = 1; k < length; ++k) {
+    const auto byte = static_cast<unsigned char>(text[at + k]);
+    if ((byte >> 6) != 0x2) return 0;
+    code = code << 6 | (byte & 0x3Fu);
+  }
+  const bool surrogate = code >= 0xD800 && code <= 0xDFFF;
+  return code < kSmallest[length] || code > 0x10FFFF || surrogate ? 0 : length;
+}
+
 }  // namespace
 
 void toWire(const Placement& placement, v1::Placement* out) {
@@ -248,13 +265,10 @@ std::string printable(const std::string& text, std::size_t bytes) {
   std::string out;
   out.reserve(std::min(text.size(), bytes));
   for (std::size_t i = 0; i < text.size();) {
-    const auto lead = static_cast<unsigned char>(text[i]);
-    std::size_t length = lead < 0x80 ? 1 : (lead >> 5) == 0x6 ? 2 : (lead >> 4) == 0xE ? 3 : (lead >> 3) == 0x1E ? 4 : 0;
-    bool valid = length != 0 && i + length <= text.size();
-    for (std::size_t k = 1; valid && k < length; ++k) valid = (static_cast<unsigned char>(text[i + k]) >> 6) == 0x2;
-    if (!valid) length = 1;
+    const std::size_t valid = characterLength(text, i);
+    const std::size_t length = valid == 0 ? 1 : valid;
     if (out.size() + length > bytes) break;
-    if (valid) {
+    if (valid != 0) {
       out.append(text, i, length);
     } else {
       out.push_back('?');
