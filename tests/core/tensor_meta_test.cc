@@ -1,0 +1,65 @@
+#include "core/tensor_meta.h"
+
+#include "core/call_site.h"
+#include "core/dtype.h"
+#include "tests/catch.h"
+
+namespace dtorch {
+namespace {
+
+using Shape = std::vector<std::int64_t>;
+
+TEST_CASE("Every dtype has a name of its own and a size") {
+  for (int i = 1; i < kDTypeCount; ++i) {
+    const auto dtype = static_cast<DType>(i);
+    CAPTURE(i, std::string(name(dtype)));
+    CHECK(elementSize(dtype) > 0);
+    CHECK(parseDType(name(dtype)) == dtype);
+  }
+  CHECK_FALSE(parseDType("unspecified"));
+  CHECK_FALSE(parseDType("float"));
+  CHECK(elementSize(DType::kUnspecified) == 0);
+  CHECK(elementSize(DType::kComplex128) == 16);
+  CHECK(elementSize(DType::kFloat8E4M3FN) == 1);
+  CHECK(isFloatingPoint(DType::kBFloat16));
+  CHECK_FALSE(isFloatingPoint(DType::kComplex64));
+  CHECK_FALSE(isFloatingPoint(DType::kBool));
+}
+
+TEST_CASE("Metadata is that of a contiguous tensor") {
+  const auto meta = makeMeta(DType::kFloat32, {2, 3, 4});
+  REQUIRE(meta.ok());
+  CHECK(meta->strides == Shape{12, 4, 1});
+  CHECK(meta->numel() == 24);
+  CHECK(meta->bytes() == 96);
+  CHECK(meta->toString() == "float32[2, 3, 4]");
+  CHECK(makeMeta(DType::kInt8, {})->numel() == 1);
+  CHECK(makeMeta(DType::kInt8, {})->toString() == "int8[]");
+}
+
+TEST_CASE("An empty tensor's strides are torch's") {
+  CHECK(contiguousStrides({2, 0, 3}) == Shape{3, 3, 1});
+  CHECK(makeMeta(DType::kFloat64, {0, 5})->numel() == 0);
+  CHECK(makeMeta(DType::kFloat64, {0, 1LL << 62, 1LL << 62})->numel() == 0);
+}
+
+TEST_CASE("A tensor that cannot be is refused") {
+  const auto code = [](DType dtype, Shape shape) { return makeMeta(dtype, std::move(shape)).status().code(); };
+  CHECK(code(DType::kUnspecified, {1}) == absl::StatusCode::kInvalidArgument);
+  CHECK(code(DType::kInt8, {-1}) == absl::StatusCode::kInvalidArgument);
+  CHECK(code(DType::kInt8, {0, -1}) == absl::StatusCode::kInvalidArgument);
+  CHECK(code(DType::kInt8, {1LL << 62, 4}) == absl::StatusCode::kInvalidArgument);
+  CHECK(code(DType::kFloat64, {1LL << 60}) == absl::StatusCode::kInvalidArgument);
+  CHECK(code(DType::kInt8, {1LL << 62}) == absl::StatusCode::kOk);
+  CHECK(code(DType::kInt8, Shape(65, 1)) == absl::StatusCode::kInvalidArgument);
+  CHECK(code(DType::kInt8, Shape(64, 1)) == absl::StatusCode::kOk);
+}
+
+TEST_CASE("A call site prints as file and line") {
+  CHECK(CallSite{"train.cc", 41}.toString() == "train.cc:41");
+  CHECK(CallSite{}.toString().empty());
+  CHECK(CallSite::of(std::source_location::current()).file == __FILE__);
+}
+
+}  // namespace
+}  // namespace dtorch
