@@ -79,8 +79,12 @@ function(dtorch_test_properties name labels timeout serial)
     LABELS "${labels}" TIMEOUT ${timeout} RUN_SERIAL "${serial}" ENVIRONMENT "${DTORCH_SANITIZE_ENVIRONMENT}")
 endfunction()
 
-# Torch-facing targets share the set of precompiled headers, not the file: their flags differ.
+# Torch-facing targets share one precompiled header, which takes longer than most sources. It serves every target because
+# all are compiled with the same flags: -pthread and -fPIC for all, and macros of their own that these headers do not use.
 function(dtorch_use_torch target)
-  target_link_libraries(${target} PRIVATE torch::cpu)
-  target_precompile_headers(${target} PRIVATE <ATen/ATen.h> <ATen/core/dispatch/Dispatcher.h>)
+  target_link_libraries(${target} PRIVATE torch::cpu Threads::Threads)
+  target_precompile_headers(${target} REUSE_FROM dtorch_torch_headers)
 endfunction()
+add_library(dtorch_torch_headers STATIC ${CMAKE_SOURCE_DIR}/cmake/torch_headers.cc)
+target_link_libraries(dtorch_torch_headers PRIVATE torch::cpu Threads::Threads PkgConfig::ABSL)
+target_precompile_headers(dtorch_torch_headers PRIVATE <ATen/ATen.h> <ATen/core/dispatch/Dispatcher.h>)
