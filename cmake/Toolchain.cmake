@@ -29,6 +29,8 @@ endif()
 # -O3 costs a third more time to compile; the kernels are LibTorch's own.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 add_compile_options(-pthread)
+# Executables are compiled as libraries are, so that one precompiled header serves both.
+set(CMAKE_CXX_COMPILE_OPTIONS_PIE -fPIC)
 if(CMAKE_BUILD_TYPE STREQUAL "Debug")
   add_compile_options(-O1)
 endif()

@@ -55,9 +55,9 @@ class Tensor {
 
 /// What a call may say besides its arguments.
 struct CallOptions {
-  std::vector<NamedArgument> named;
-  Mesh mesh;              // for operators without tensor arguments, such as aten::ones; default: all workers
-  Placements placements;  // likewise; default: Replicate
+  std::vector<NamedArgument> named = {};
+  Mesh mesh = {};              // for operators without tensor arguments, such as aten::ones; default: all workers
+  Placements placements = {};  // likewise; default: Replicate
 };
 
 /// Calls an ATen operator by its schema name ("aten::add.Tensor") in the session of its first tensor. Arguments left

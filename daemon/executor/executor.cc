@@ -1,12 +1,16 @@
 #include "daemon/executor/executor.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "absl/strings/string_view.h"
 #include "proto/codec.h"
 #include "proto/topics.h"
@@ -48,7 +52,12 @@ Executor::Executor(zmq::socket_t frames, zmq::socket_t reports, const ExecutorOp
       listener_(listener),
       workers_(static_cast<std::size_t>(options.worldSize)) {}
 
-Executor::~Executor() = default;
+// ZeroMQ leaves the files of its ipc sockets behind.
+Executor::~Executor() {
+  for (absl::string_view endpoint : {absl::string_view(options_.frameEndpoint), absl::string_view(options_.reportEndpoint)}) {
+    if (absl::ConsumePrefix(&endpoint, "ipc://")) unlink(std::string(endpoint).c_str());
+  }
+}
 
 void Executor::handleReadable() {
   zmq::message_t message;

@@ -6,10 +6,11 @@
 namespace dtorch {
 
 void toWire(const OperandFailure& failure, v1::Status* out) {
-  std::string where = failure.operatorName;
-  if (!failure.site.empty()) absl::StrAppend(&where, where.empty() ? "" : " ", "at ", failure.site);
-  if (failure.rank >= 0) absl::StrAppend(&where, where.empty() ? "" : " ", "on rank ", failure.rank);
-  toWire(absl::Status(failure.status.code(), absl::StrCat(where, where.empty() ? "" : ": ", failure.status.message())), out);
+  // What comes from a worker names operator and rank already.
+  std::string text = failure.rank < 0 ? failure.operatorName : std::string();
+  if (!failure.site.empty()) absl::StrAppend(&text, text.empty() ? "" : " ", "at ", failure.site);
+  absl::StrAppend(&text, text.empty() ? "" : ": ", failure.status.message());
+  toWire(absl::Status(failure.status.code(), text), out);
   out->set_operator_name(printable(failure.operatorName, 256));
   out->set_site(printable(failure.site, 1024));
   out->set_rank(failure.rank + 1);

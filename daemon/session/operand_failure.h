@@ -18,7 +18,7 @@ struct OperandFailure {
 };
 using OperandFailurePtr = std::shared_ptr<OperandFailure>;
 
-/// "aten::mm at train.cc:41 on rank 1: <message>".
+/// The message becomes "aten::mm at train.cc:41: <why>".
 void toWire(const OperandFailure& failure, v1::Status* out);
 
 }  // namespace dtorch

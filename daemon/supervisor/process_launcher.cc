@@ -135,6 +135,7 @@ class SpawnPlan {
 
   absl::StatusOr<pid_t> run(std::vector<std::string> command) const {
     std::vector<char*> arguments;
+    arguments.reserve(command.size() + 1);
     for (std::string& argument : command) arguments.push_back(argument.data());
     arguments.push_back(nullptr);
     pid_t pid = 0;

@@ -23,7 +23,7 @@ struct WorkerSpec {
   std::chrono::milliseconds commTimeout{600000};
 };
 
-/// A running worker. Thread: one call at a time, see to it that all return soon; only takeExit may take its time.
+/// A running worker. Thread: one call at a time, from any thread. All return soon, but takeExit().
 class WorkerHandle {
  public:
   virtual ~WorkerHandle() = default;

@@ -1,0 +1,66 @@
+#pragma once
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/cpp/session.h"
+#include "dtorch/v1/client.pb.h"
+
+namespace dtorch {
+
+/// A real dtorchd with real workers, in a runtime directory of its own; healthy once constructed.
+/// Owns: the process and all that it starts. Destruction stops it, by force where it must, and checks that nothing is
+/// left.
+class DaemonFixture {
+ public:
+  struct Options {
+    int workers = 2;
+    bool threads = false;            // worker threads instead of processes
+    std::vector<std::string> flags;  // more of dtorchd's: {"--log.level", "debug"}
+  };
+
+  explicit DaemonFixture(const Options& options);
+  DaemonFixture() : DaemonFixture(Options()) {}
+  ~DaemonFixture();
+  DaemonFixture(const DaemonFixture&) = delete;
+  DaemonFixture& operator=(const DaemonFixture&) = delete;
+
+  std::shared_ptr<Session> connect() const;
+  v1::StatusReply status() const;
+
+  /// SIGTERM, then the end: exit code 0, and no process, socket or shared memory left. Idempotent.
+  void stop();
+  void kill(int signal);
+  /// Waits for the end of a daemon that was told to end; how it ended, as waitpid tells it. nullopt: still there.
+  std::optional<int> waitForEnd(std::chrono::seconds timeout);
+
+  pid_t pid() const { return pid_; }
+  const std::string& folder() const { return folder_; }
+  std::string socket() const { return folder_ + "/dtorchd.sock"; }
+  /// What the daemon and its workers have printed.
+  std::string log() const;
+
+ private:
+  void reapDescendants();
+
+  std::string folder_;
+  std::vector<std::string> sharedMemory_;  // that was there before
+  pid_t pid_ = 0;                          // 0: has been waited for
+  std::optional<int> ended_;
+};
+
+/// The folder of dtorchd, dtorch-worker, dtorchctl and the examples.
+std::string binFolder();
+/// Runs a program with its outputs joined; what it printed, and its exit code.
+struct ProgramResult {
+  int exitCode;
+  std::string output;
+};
+ProgramResult runProgram(const std::vector<std::string>& command, std::chrono::seconds timeout);
+
+}  // namespace dtorch
