@@ -1,5 +1,8 @@
 #include "dispatch/meta.h"
 
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
@@ -14,9 +17,22 @@
 namespace dtorch {
 namespace {
 
-// LibTorch 2.11 has no C++ Meta kernel for these; each returns one tensor like its first input.
-constexpr std::array<absl::string_view, 5> kLikeFirstInput = {"aten::relu", "aten::relu_", "aten::flip", "aten::roll",
-                                                              "aten::fill_.Scalar"};
+// LibTorch 2.11 has no C++ Meta kernel for these; each returns one tensor, of its first input's dtype.
+enum class Shape : std::uint8_t { kOfFirstInput, kScalar };
+struct Row {
+  absl::string_view op;
+  Shape shape;
+};
+constexpr std::array<Row, 8> kWithoutMetaKernel = {{
+    {"aten::flip", Shape::kOfFirstInput},
+    {"aten::roll", Shape::kOfFirstInput},
+    {"aten::fill_.Scalar", Shape::kOfFirstInput},
+    {"aten::max", Shape::kScalar},
+    {"aten::min", Shape::kScalar},
+    {"aten::median", Shape::kScalar},
+    {"aten::dot", Shape::kScalar},
+    {"aten::vdot", Shape::kScalar},
+}};
 
 absl::StatusOr<TensorMeta> metaOf(const at::Tensor& tensor) {
   if (!tensor.defined()) return absl::UnimplementedError("one of its results is no tensor");
@@ -28,13 +44,52 @@ absl::StatusOr<TensorMeta> metaOf(const at::Tensor& tensor) {
   return meta;
 }
 
+at::Tensor emptyOn(c10::Device device, const TensorMeta& meta) {
+  return at::empty_strided(meta.shape, meta.strides, c10::TensorOptions(device).dtype(toTorch(meta.dtype)));
+}
+
+// Shapes broadcast; the kernel itself, run on tensors without elements, tells the dtype and refuses what it refuses.
+absl::StatusOr<std::vector<TensorMeta>> inferPointwise(const c10::OperatorHandle& op, const std::vector<Value>& arguments,
+                                                       absl::Span<const TensorMeta* const> inputs) {
+  absl::StatusOr<PreparedCall> call = PreparedCall::create(op, arguments, c10::Device(c10::kCPU));
+  if (!call.ok()) return call.status();
+  std::vector<at::Tensor> empties;
+  std::vector<at::Tensor> outputs;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides;
+  try {
+    for (const TensorMeta* input : inputs) {
+      shape = at::infer_size(shape, input->shape);
+      empties.push_back(at::empty(std::vector<std::int64_t>(input->shape.size(), 0), at::TensorOptions(toTorch(input->dtype))));
+    }
+    // As TensorIterator does: the first input of full shape sets the order of the dimensions.
+    strides = contiguousStrides(shape);
+    for (const TensorMeta* input : inputs) {
+      if (input->shape != shape) continue;
+      strides = at::empty_like(emptyOn(c10::Device(c10::kMeta), *input)).strides().vec();
+      break;
+    }
+  } catch (const std::exception& error) {
+    return fromException(error);
+  }
+  if (absl::Status status = call->run(empties, &outputs); !status.ok()) return status;
+  std::vector<TensorMeta> metas;
+  for (const at::Tensor& output : outputs) {
+    absl::StatusOr<DType> dtype = fromTorch(output.scalar_type());
+    if (!dtype.ok()) return dtype.status();
+    metas.push_back({*dtype, shape, strides});
+  }
+  return metas;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<TensorMeta>> inferMeta(const c10::OperatorHandle& op, const std::vector<Value>& arguments,
                                                   absl::Span<const TensorMeta* const> inputs) {
   const std::string name = nameOf(op.operator_name());
-  if (!inputs.empty() && std::find(kLikeFirstInput.begin(), kLikeFirstInput.end(), name) != kLikeFirstInput.end()) {
-    return std::vector<TensorMeta>{*inputs[0]};
+  const auto* row = std::find_if(kWithoutMetaKernel.begin(), kWithoutMetaKernel.end(), [&](const Row& r) { return r.op == name; });
+  if (row != kWithoutMetaKernel.end() && !inputs.empty()) {
+    return std::vector<TensorMeta>{row->shape == Shape::kScalar ? TensorMeta{inputs[0]->dtype, {}, {}} : *inputs[0]};
   }
   absl::StatusOr<PreparedCall> call = PreparedCall::create(op, arguments, c10::Device(c10::kMeta));
   if (!call.ok()) return call.status();
@@ -42,8 +97,7 @@ absl::StatusOr<std::vector<TensorMeta>> inferMeta(const c10::OperatorHandle& op,
   tensors.reserve(inputs.size());
   try {
     for (const TensorMeta* input : inputs) {
-      tensors.push_back(at::empty_strided(input->shape, input->strides,
-                                          c10::TensorOptions(c10::kMeta).dtype(toTorch(input->dtype))));
+      tensors.push_back(emptyOn(c10::Device(c10::kMeta), *input));
     }
   } catch (const std::exception& error) {
     return fromException(error);
@@ -51,6 +105,7 @@ absl::StatusOr<std::vector<TensorMeta>> inferMeta(const c10::OperatorHandle& op,
   std::vector<at::Tensor> outputs;
   if (absl::Status status = call->run(tensors, &outputs); !status.ok()) {
     if (!absl::IsUnimplemented(status)) return status;
+    if (op.hasTag(at::Tag::pointwise)) return inferPointwise(op, arguments, inputs);
     return absl::UnimplementedError("the operator has no Meta kernel that tells its result's shape");
   }
   std::vector<TensorMeta> metas;

@@ -79,7 +79,7 @@ std::vector<Case> cases() {
   const auto ints = std::vector<std::int64_t>{};
   return {
       UNARY(neg), UNARY(exp), UNARY(relu), UNARY(sigmoid), UNARY(tanh), UNARY(abs), UNARY(square), UNARY(sum), UNARY(mean),
-      UNARY(max), UNARY(argmax), UNARY(t), UNARY(clone), UNARY(prod), UNARY(zeros_like), UNARY(squeeze), UNARY(cos),
+      UNARY(max), UNARY(argmax), UNARY(t), UNARY(clone), UNARY(zeros_like), UNARY(squeeze), UNARY(cos),
       BINARY(add, random({5, 4}), random({5, 4})),
       BINARY(add, random({5, 4}), random({4})),
       BINARY(add, random({5, 1}), random({5, 4})),
@@ -99,9 +99,11 @@ std::vector<Case> cases() {
        [](const Inputs& in) { return at::mul(in[0], 0.5); }},
       {"aten::gt.Scalar", {random({5, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], 0.0}; },
        [](const Inputs& in) { return at::gt(in[0], 0.0); }},
-      {"aten::where.self", {random({5, 4}).gt(0).to(at::kLong), random({5, 4}), random({5, 4})},
-       [](const std::vector<Tensor>& t) { return std::vector<Argument>{call("aten::ne.Scalar", {t[0], 0}), t[1], t[2]}; },
-       [](const Inputs& in) { return at::where(in[0].ne(0), in[1], in[2]); }},
+      {"aten::lerp.Scalar", {random({5, 4}), random({4})},
+       [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], t[1], 0.25}; },
+       [](const Inputs& in) { return at::lerp(in[0], in[1], 0.25); }},
+      {"aten::clamp", {random({5, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], -1, 1}; },
+       [](const Inputs& in) { return at::clamp(in[0], -1, 1); }},
       {"aten::mm", {random({5, 4}), random({4, 3})}, all, [](const Inputs& in) { return at::mm(in[0], in[1]); }},
       {"aten::addmm", {random({3}), random({5, 4}), random({4, 3})}, all,
        [](const Inputs& in) { return at::addmm(in[0], in[1], in[2]); }},
@@ -229,7 +231,8 @@ void sweep(Session& session, int workers, const Case& one, std::map<std::string,
       }
     } else {
       REQUIRE(isRefusal(value.status()));
-      if (replicated) REQUIRE(one.op == "aten::maximum.Tensor");  // no such overload: the one refusal of all Replicate
+      // On Replicate alone only what does not exist is refused: aten::maximum has no overload Tensor.
+      if (replicated) CHECK(one.op == "aten::maximum.Tensor");
     }
     std::size_t i = 0;
     while (i < choice.size() && ++choice[i] == placementsOf(one.inputs[i]).size()) choice[i++] = 0;
@@ -249,6 +252,7 @@ TEST_CASE("a value on any placement is LibTorch's, or the call is refused") {
   int total = 0;
   for (const auto& [op, count] : ran) total += count;
   // So many of the combinations are sharded by a rule; a rule that is lost would show here.
+  INFO(total << " combinations ran");
   CHECK(total >= 240);
   const absl::StatusOr<HostTensor> after =
       session->call("aten::sum", {session->call("aten::ones", {std::vector<std::int64_t>{4}})}).get().wait(kDeadline);

@@ -41,10 +41,9 @@ absl::StatusOr<Factors> reductionFactors(const RuleCall& call, absl::string_view
   return factors;
 }
 
-constexpr std::array<Rule, 24> kRules = {{
+constexpr std::array<Rule, 23> kRules = {{
     {"aten::sum", reductionFactors, "sum"},
     {"aten::sum.dim_IntList", reductionFactors, "sum"},
-    {"aten::prod", reductionFactors, "product"},
     {"aten::prod.dim_int", reductionFactors, "product"},
     // A local mean weighs uneven shards alike, and an empty one is NaN: the reduced dimensions must be whole.
     {"aten::mean", reductionFactors, ""},
