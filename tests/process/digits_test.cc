@@ -1,5 +1,6 @@
 // The example's losses, step by step, against LibTorch with autograd in one process.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <cmath>
 #include <vector>
@@ -25,6 +26,7 @@ at::Tensor tensorOf(const std::vector<double>& values, at::IntArrayRef sizes, at
 }
 
 std::vector<double> referenceLosses(const examples::Weights& weights, const examples::TrainOptions& options) {
+  at::set_num_threads(1);  // barriers of more threads than idle processors take milliseconds each
   const at::ScalarType type = options.dtype == DType::kFloat64 ? at::kDouble : at::kFloat;
   const examples::Rows& rows = digits().training;
   const at::Tensor images = tensorOf(rows.images, {rows.size(), 64}, type);
