@@ -23,9 +23,9 @@ class Connection;
 class SessionCore;
 
 struct ConnectOptions {
-  std::string address;  // "unix:/run/dtorch/dtorchd.sock", a path, or "host:port"; empty: defaultAddress()
+  std::string address = {};  // "unix:/run/dtorch/dtorchd.sock", a path, or "host:port"; empty: defaultAddress()
   std::chrono::steady_clock::duration timeout = std::chrono::seconds(5);
-  std::string name;  // of this program, for dtorchctl
+  std::string name = {};  // of this program, for dtorchctl
 };
 
 /// A connection to dtorchd and the tensors made over it. Operators are sent in batches and nothing waits for the daemon

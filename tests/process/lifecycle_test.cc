@@ -1,0 +1,185 @@
+// Starts and ends of daemon and workers, wanted and not: who is told what, how soon, and what is left.
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/cpp/operators.h"
+#include "client/cpp/session.h"
+#include "tests/catch.h"
+#include "tests/process/daemon_fixture.h"
+
+namespace dtorch {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kDeadline = std::chrono::seconds(20);
+
+double sumOfOnes(Session& session) {
+  const auto sum = session
+                       .call("aten::sum", {session.call("aten::ones", {Sizes{8}},
+                                                        {.mesh = session.mesh(), .placements = {Placement::shard(0)}})})
+                       .get()
+                       .wait(kDeadline);
+  REQUIRE(sum.ok());
+  return *sum->item();
+}
+
+// Whether the process is there and no zombie.
+bool isRunning(std::int64_t pid) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  std::string line;
+  while (std::getline(status, line)) {
+    if (line.rfind("State:", 0) == 0) return line.find('Z') == std::string::npos;
+  }
+  return false;
+}
+
+bool eventually(const std::function<bool()>& condition, std::chrono::milliseconds limit) {
+  const auto deadline = Clock::now() + limit;
+  while (!condition()) {
+    if (Clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return true;
+}
+
+// A product that takes about a second on one thread.
+Tensor slow(Session& session) {
+  const Tensor x = session.call("aten::ones", {Sizes{1024, 1024}});
+  Tensor y = x;
+  for (int i = 0; i < 40; ++i) y = session.call("aten::mm", {y, x});
+  return y;
+}
+
+TEST_CASE("workers as processes and as threads compute the same") {
+  DaemonFixture::Options options;
+  options.workers = GENERATE(1, 3);
+  options.threads = GENERATE(false, true);
+  DaemonFixture daemon(options);
+  CHECK(sumOfOnes(*daemon.connect()) == 8.0);
+  daemon.stop();
+}
+
+TEST_CASE("the first operator counts, however early it is sent") {
+  for (int round = 0; round < 5; ++round) {
+    DaemonFixture daemon;
+    CHECK(sumOfOnes(*daemon.connect()) == 8.0);
+  }
+}
+
+TEST_CASE("a killed worker fails what needs it within a second, by name") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+  CHECK(sumOfOnes(*session) == 8.0);
+  const std::int64_t victim = daemon.status().workers(1).pid();
+  const Future<HostTensor> pending = slow(*session).redistribute({Placement::shard(0)}).get();
+  CHECK_FALSE(pending.poll());
+  const auto killed = Clock::now();
+  REQUIRE(kill(static_cast<pid_t>(victim), SIGKILL) == 0);
+  const auto result = pending.wait(kDeadline);
+  CHECK(Clock::now() - killed < std::chrono::seconds(1));
+  CHECK(absl::IsUnavailable(result.status()));
+  const std::string message(result.status().message());
+  CHECK(message.find("worker 1") != std::string::npos);
+  CHECK(message.find(std::to_string(victim)) != std::string::npos);
+  CHECK(message.find("SIGKILL") != std::string::npos);
+  // New work fails at once; the daemon says how it is.
+  const auto next = session->call("aten::ones", {Sizes{2}}).get().wait(kDeadline);
+  CHECK(absl::IsUnavailable(next.status()));
+  const v1::StatusReply status = daemon.status();
+  CHECK(status.health() == v1::HEALTH_DEGRADED);
+  CHECK(status.workers(1).state() == "dead");
+  // A mesh without it goes on.
+  const auto alone = session->mesh({0});
+  REQUIRE(alone.ok());
+  const auto ones = session->call("aten::ones", {Sizes{2}}, {.mesh = *alone}).get().wait(kDeadline);
+  CHECK(ones.ok());
+  daemon.stop();
+}
+
+TEST_CASE("workers end with a daemon that is killed, and the next one just starts") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+  std::vector<std::int64_t> workers;
+  const v1::StatusReply before = daemon.status();
+  for (const v1::WorkerStatus& worker : before.workers()) workers.push_back(worker.pid());
+  const Future<HostTensor> pending = slow(*session).get();
+  CHECK_FALSE(pending.poll());
+  daemon.kill(SIGKILL);
+  CHECK(absl::IsUnavailable(pending.wait(kDeadline).status()));
+  for (const std::int64_t worker : workers) {
+    CHECK(eventually([&] { return !isRunning(worker); }, std::chrono::seconds(5)));
+  }
+  REQUIRE(daemon.waitForEnd(std::chrono::seconds(5)).has_value());
+  const std::string bin = binFolder();
+  const ProgramResult again = runProgram(
+      {"/bin/sh", "-c",
+       bin + "/dtorchd --runtime.dir " + daemon.folder() + " & " + bin + "/dtorchctl --socket " + daemon.socket() +
+           " status --wait 20 && " + bin + "/dtorchctl --socket " + daemon.socket() + " stop && wait $!"},
+      std::chrono::seconds(40));
+  INFO(again.output);
+  CHECK(again.exitCode == 0);
+  CHECK(again.output.find("is healthy") != std::string::npos);
+}
+
+TEST_CASE("a second daemon on the same address ends, and names the first") {
+  DaemonFixture daemon;
+  const ProgramResult second =
+      runProgram({binFolder() + "/dtorchd", "--runtime.dir", daemon.folder()}, std::chrono::seconds(20));
+  CHECK(second.exitCode != 0);
+  CHECK(second.output.find(std::to_string(daemon.pid())) != std::string::npos);
+  CHECK(sumOfOnes(*daemon.connect()) == 8.0);
+}
+
+TEST_CASE("a worker that does not come up is named, with what it said") {
+  const std::filesystem::path folder = std::filesystem::temp_directory_path() / ("dtorch-lifecycle-" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder);
+  const std::filesystem::path broken = folder / "worker";
+  std::ofstream(broken) << "#!/bin/sh\necho no luck today\nexec sleep 60\n";
+  std::filesystem::permissions(broken, std::filesystem::perms::owner_all);
+  const ProgramResult result = runProgram({binFolder() + "/dtorchd", "--runtime.dir", (folder / "run").string(), "--worker.binary",
+                                           broken.string(), "--workers.start_timeout", "1s"},
+                                          std::chrono::seconds(30));
+  CHECK(result.exitCode == 1);
+  CHECK(result.output.find("worker 0") != std::string::npos);
+  CHECK(result.output.find("no luck today") != std::string::npos);
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("an orderly end: idle, under load, with a client that waits, twice") {
+  DaemonFixture::Options options;
+  options.threads = GENERATE(false, true);
+  DaemonFixture daemon(options);
+  const auto session = daemon.connect();
+  const std::string state = GENERATE("idle", "load", "waiting");
+  INFO(state);
+  std::optional<Future<HostTensor>> pending;
+  if (state != "idle") pending = slow(*session).get();
+  if (state == "waiting") CHECK(absl::IsDeadlineExceeded(pending->wait(std::chrono::milliseconds(50)).status()));
+  const auto begin = Clock::now();
+  daemon.kill(SIGTERM);
+  daemon.kill(SIGTERM);
+  const std::optional<int> end = daemon.waitForEnd(std::chrono::seconds(15));
+  REQUIRE(end.has_value());
+  CHECK(Clock::now() - begin < std::chrono::seconds(10));
+  CHECK((WIFEXITED(*end) && WEXITSTATUS(*end) == 0));
+  if (pending) CHECK(absl::IsUnavailable(pending->wait(kDeadline).status()));
+  for (const auto& entry : std::filesystem::directory_iterator(daemon.folder())) CHECK_FALSE(entry.is_socket());
+}
+
+TEST_CASE("the programs of the README print what it says") {
+  DaemonFixture daemon;
+  const ProgramResult hello = runProgram({binFolder() + "/hello", daemon.socket()}, kDeadline);
+  CHECK(hello.exitCode == 0);
+  CHECK(hello.output == "25 30\n");
+  CHECK(runProgram({binFolder() + "/dtorchctl", "--socket", daemon.socket(), "status"}, kDeadline).exitCode == 0);
+}
+
+}  // namespace
+}  // namespace dtorch
