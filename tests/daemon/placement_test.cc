@@ -1,0 +1,166 @@
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "daemon/placement/operator_template.h"
+#include "daemon/placement/planner.h"
+#include "daemon/placement/rule.h"
+#include "daemon/placement/signature.h"
+#include "dispatch/prepared_call.h"
+#include "tests/catch.h"
+
+namespace dtorch {
+namespace {
+
+using Ints = std::vector<std::int64_t>;
+
+// A planner with a mesh of two ranks.
+class Bench {
+ public:
+  const TensorLayout* layout(Ints shape, Placement placement) {
+    return layouts_.intern({*makeMeta(DType::kFloat32, std::move(shape)), &mesh_, {placement}});
+  }
+  absl::StatusOr<PlannedOperator*> plan(const std::string& name, const Arguments& arguments,
+                                        const std::vector<const TensorLayout*>& inputs, Placements placements = {}) {
+    absl::StatusOr<OperatorTemplate> made = OperatorTemplate::create(name, arguments, 1, &mesh_, std::move(placements));
+    if (!made.ok()) return made.status();
+    templates_.push_back(std::make_unique<OperatorTemplate>(*std::move(made)));
+    return planner_.plan(*templates_.back(), inputs);
+  }
+  Planner& planner() { return planner_; }
+
+ private:
+  PlacedMesh mesh_{*DeviceMesh::create(DeviceType::kCpu, {2}, {0, 1}), 1};
+  LayoutTable layouts_;
+  Planner planner_{&layouts_};
+  std::vector<std::unique_ptr<OperatorTemplate>> templates_;
+};
+
+std::vector<std::string> texts(const std::vector<Signature>& signatures) {
+  std::vector<std::string> result;
+  for (const Signature& signature : signatures) result.push_back(signature.toString());
+  return result;
+}
+
+TEST_CASE("signatures follow from factors") {
+  Factors mm;
+  const int m = mm.add();
+  const int k = mm.add();
+  const int n = mm.add();
+  mm.inputs = {{m, k}, {k, n}};
+  mm.outputs = {{m, n}};
+  mm.reducedBy = {ReduceOp::kSum};
+  CHECK(texts(signaturesOf(mm)) ==
+        std::vector<std::string>{"R, R -> R", "S(0), R -> S(0)", "S(1), S(0) -> P(sum)", "R, S(1) -> S(1)"});
+  mm.reducedBy.clear();
+  CHECK(signaturesOf(mm).size() == 3);
+}
+
+TEST_CASE("an addend is Partial where the product is") {
+  Bench bench;
+  const Arguments arguments{{TensorArg{0}, TensorArg{1}, TensorArg{2}}, {}};
+  const auto* a = bench.layout({5, 4}, Placement::shard(1));
+  const auto* b = bench.layout({4, 3}, Placement::shard(0));
+  CHECK_FALSE(bench.plan("aten::addmm", arguments, {bench.layout({3}, Placement::replicate()), a, b}).ok());
+  const auto planned = bench.plan("aten::addmm", arguments, {bench.layout({3}, Placement::partial()), a, b});
+  REQUIRE(planned.ok());
+  CHECK(((*planned)->outputs[0]->placements == Placements{Placement::partial()}));
+}
+
+TEST_CASE("a scalar is never added once a rank") {
+  Bench bench;
+  const auto* partial = bench.layout({4}, Placement::partial());
+  CHECK_FALSE(bench.plan("aten::add.Tensor", {{TensorArg{0}, 10}, {}}, {partial}).ok());
+  CHECK_FALSE(bench.plan("aten::add.Scalar", {{TensorArg{0}, 10}, {}}, {partial}).ok());
+  CHECK(bench.plan("aten::mul.Tensor", {{TensorArg{0}, 10}, {}}, {partial}).ok());
+}
+
+TEST_CASE("a refusal lists what was given and what would do") {
+  Bench bench;
+  const auto refused = bench.plan("aten::mm", {{TensorArg{0}, TensorArg{1}}, {}},
+                                  {bench.layout({4, 4}, Placement::shard(0)), bench.layout({4, 4}, Placement::shard(0))});
+  CHECK(absl::IsInvalidArgument(refused.status()));
+  const std::string message(refused.status().message());
+  CHECK(message.find("float32[4, 4] [S(0)], float32[4, 4] [S(0)]") != std::string::npos);
+  CHECK(message.find("S(1), S(0) -> P(sum)") != std::string::npos);
+}
+
+TEST_CASE("an in-place operator leaves its tensor where it is") {
+  Bench bench;
+  const Arguments arguments{{TensorArg{0}, TensorArg{1}}, {}};
+  const auto* whole = bench.layout({4, 4}, Placement::replicate());
+  const auto* rows = bench.layout({4, 4}, Placement::shard(0));
+  CHECK(bench.plan("aten::add_.Tensor", arguments, {rows, rows}).ok());
+  CHECK_FALSE(bench.plan("aten::add_.Tensor", arguments, {whole, rows}).ok());
+  const auto row = bench.layout({4}, Placement::replicate());
+  CHECK(bench.plan("aten::mul_.Tensor", arguments, {rows, row}).ok());
+}
+
+TEST_CASE("a view keeps a sharded dimension or is refused") {
+  Bench bench;
+  const auto* rows = bench.layout({6, 8}, Placement::shard(0));
+  const auto* columns = bench.layout({6, 8}, Placement::shard(1));
+  const Arguments split{{TensorArg{0}, Ints{6, 2, 4}}, {}};
+  const auto planned = bench.plan("aten::view", split, {rows});
+  REQUIRE(planned.ok());
+  CHECK(((*planned)->outputs[0]->placements == Placements{Placement::shard(0)}));
+  CHECK((*planned)->wire.steps(0).kernel().arguments(1).has_local_sizes());
+  CHECK_FALSE(bench.plan("aten::view", split, {columns}).ok());
+  CHECK_FALSE(bench.plan("aten::view", {{TensorArg{0}, Ints{48}}, {}}, {rows}).ok());
+  // Equal extents in other places are not the same dimension.
+  CHECK_FALSE(bench.plan("aten::view", {{TensorArg{0}, Ints{8, 6}}, {}}, {columns}).ok());
+}
+
+TEST_CASE("factories: uniform ones are made in place, others converted") {
+  Bench bench;
+  const auto ones = bench.plan("aten::ones", {{Ints{5}}, {}}, {}, {Placement::shard(0)});
+  REQUIRE(ones.ok());
+  CHECK((*ones)->wire.steps_size() == 1);
+  const auto range = bench.plan("aten::arange", {{5}, {}}, {}, {Placement::shard(0)});
+  REQUIRE(range.ok());
+  CHECK((*range)->wire.steps_size() == 2);
+  const auto partial = bench.plan("aten::ones", {{Ints{5}}, {}}, {}, {Placement::partial()});
+  REQUIRE(partial.ok());
+  CHECK((*partial)->wire.steps_size() == 2);
+}
+
+TEST_CASE("plans are cached by template and layouts") {
+  Bench bench;
+  const auto* rows = bench.layout({6, 8}, Placement::shard(0));
+  const OperatorTemplate neg = *OperatorTemplate::create("aten::neg", {{TensorArg{0}}, {}}, 1, nullptr, {});
+  PlannedOperator* first = *bench.planner().plan(neg, {rows});
+  CHECK(*bench.planner().plan(neg, {rows}) == first);
+  CHECK(*bench.planner().plan(neg, {bench.layout({6, 8}, Placement::shard(1))}) != first);
+  CHECK(*bench.planner().planRedistribute(rows, {Placement::replicate()}) ==
+        *bench.planner().planRedistribute(rows, {Placement::replicate()}));
+}
+
+TEST_CASE("templates are checked against the schema") {
+  const auto create = [](const std::string& name, const Arguments& arguments, std::uint32_t outputs = 1) {
+    return OperatorTemplate::create(name, arguments, outputs, nullptr, {}).status();
+  };
+  CHECK(absl::IsUnimplemented(create("aten::rand", {{Ints{2}}, {}})));
+  CHECK(absl::IsUnimplemented(create("aten::dropout", {{TensorArg{0}, 0.5, true}, {}})));
+  CHECK(absl::IsUnimplemented(create("aten::add.out", {{TensorArg{0}, TensorArg{1}}, {{"out", TensorArg{2}}}})));
+  CHECK(absl::IsUnimplemented(create("aten::equal", {{TensorArg{0}, TensorArg{1}}, {}})));
+  CHECK(absl::IsInvalidArgument(create("aten::max.dim", {{TensorArg{0}, 0}, {}}, 1)));
+  CHECK(absl::IsInvalidArgument(create("aten::mm", {{TensorArg{0}, TensorArg{5}}, {}})));
+  CHECK(absl::IsInvalidArgument(create("aten::mm", {{TensorArg{0}, TensorArg{0}}, {}})));
+  CHECK(absl::IsInvalidArgument(create("aten::ones", {{LocalSizes{{2}, {}}}, {}})));
+}
+
+TEST_CASE("every row of the rule tables names an operator, once") {
+  std::vector<std::string> names;
+  for (const absl::Span<const Rule> rules : {pointwiseRules(), matmulRules(), reductionRules(), alongDimRules(), viewRules()}) {
+    for (const Rule& rule : rules) {
+      INFO(std::string(rule.op));
+      CHECK(findOperator(std::string(rule.op)).ok());
+      names.emplace_back(rule.op);
+    }
+  }
+  std::sort(names.begin(), names.end());
+  CHECK(std::adjacent_find(names.begin(), names.end()) == names.end());
+}
+
+}  // namespace
+}  // namespace dtorch
