@@ -42,8 +42,8 @@ absl::StatusOr<at::Tensor> ownPart(const HostTensor& host, absl::Span<const std:
   const std::vector<std::int64_t> expected = localShape(host.meta.shape, mesh, host.placements, coordinate);
   if (host.partShapes[own] != expected) {
     return absl::InvalidArgumentError(absl::StrCat("part ", own, " of an upload has shape [",
-                                                   absl::StrJoin(host.partShapes[own], ", "), "] where its placement says [",
-                                                   absl::StrJoin(expected, ", "), "]"));
+                                                   absl::StrJoin(host.partShapes[own], ", "),
+                                                   "] where its placement says [", absl::StrJoin(expected, ", "), "]"));
   }
   std::int64_t offset = 0;
   std::int64_t end = 0;
@@ -60,8 +60,8 @@ absl::StatusOr<at::Tensor> ownPart(const HostTensor& host, absl::Span<const std:
       .clone(at::MemoryFormat::Contiguous);
 }
 
-absl::StatusOr<at::Tensor> partOfWhole(const HostTensor& host, absl::Span<const std::byte> bytes, const DeviceMesh& mesh,
-                                       const std::vector<std::int64_t>& coordinate) {
+absl::StatusOr<at::Tensor> partOfWhole(const HostTensor& host, absl::Span<const std::byte> bytes,
+                                       const DeviceMesh& mesh, const std::vector<std::int64_t>& coordinate) {
   if (absl::Status status = checkBytes(host.meta.bytes(), bytes.size()); !status.ok()) return status;
   at::Tensor view = viewOf(bytes, host.meta.shape, host.meta.dtype);
   for (int d = 0; d < view.dim(); ++d) {

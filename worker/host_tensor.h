@@ -22,8 +22,8 @@ struct HostTensor {
   std::vector<std::vector<std::int64_t>> partShapes;  // one a rank of the mesh, if `parts`
 };
 
-/// Copies the part that lies at `coordinate` out of `bytes`, in one pass. A Partial placement of a whole tensor gives it
-/// to the first coordinate of that mesh dimension and the neutral element to the others; to all, for the average.
+/// Copies the part that lies at `coordinate` out of `bytes`, in one pass. A Partial placement of a whole tensor gives
+/// it to the first coordinate of that mesh dimension and the neutral element to the others; to all, for the average.
 /// INVALID_ARGUMENT: bytes, parts or shapes do not fit together.
 absl::StatusOr<at::Tensor> localPart(const HostTensor& host, absl::Span<const std::byte> bytes, const DeviceMesh& mesh,
                                      const std::vector<std::int64_t>& coordinate);

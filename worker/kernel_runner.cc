@@ -24,6 +24,14 @@ std::string describe(const at::Tensor& tensor) {
   return describe(tensor.scalar_type(), {tensor.sizes().data(), tensor.sizes().size()});
 }
 
+FailurePtr firstFailure(const std::vector<std::uint32_t>& slots, const CallState& call) {
+  if (call.failures.empty()) return nullptr;
+  for (const std::uint32_t slot : slots) {
+    if (call.failures[slot] != nullptr) return call.failures[slot];
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 void KernelRunner::run(Task& task) {
@@ -61,15 +69,13 @@ void KernelRunner::runSegment(const Task& task, CallState& call) {
 }
 
 void KernelRunner::runAction(const KernelAction& action, const Task& task, CallState& call) {
-  FailurePtr failure;
-  if (!call.failures.empty()) {
-    for (std::size_t i = 0; i < action.reads.size() && failure == nullptr; ++i) failure = call.failureOf(action.reads[i]);
-  }
+  FailurePtr failure = firstFailure(action.reads, call);
   if (failure == nullptr) {
     results_.clear();
     absl::Status status = action.call.run(call.tensors, &results_);
     if (status.ok() && results_.size() != action.outputs) {
-      status = absl::InternalError(absl::StrCat("it returned ", results_.size(), " tensors, planned were ", action.outputs));
+      status =
+          absl::InternalError(absl::StrCat("it returned ", results_.size(), " tensors, planned were ", action.outputs));
     }
     if (status.ok()) {
       for (std::uint32_t i = 0; i < action.outputs; ++i) {
@@ -77,9 +83,8 @@ void KernelRunner::runAction(const KernelAction& action, const Task& task, CallS
       }
       return;
     }
-    const std::string arguments = absl::StrJoin(action.reads, ", ", [&](std::string* out, std::uint32_t slot) {
-      out->append(describe(call.tensors[slot]));
-    });
+    const auto describeSlot = [&](std::string* out, std::uint32_t slot) { out->append(describe(call.tensors[slot])); };
+    const std::string arguments = absl::StrJoin(action.reads, ", ", describeSlot);
     failure = originate(absl::StrCat(action.name, "(", arguments, ")"), status, task, call);
   }
   for (std::uint32_t i = 0; i < action.outputs; ++i) call.fail(action.firstOutput + i, failure);
@@ -94,7 +99,8 @@ void KernelRunner::runAction(const KernelAction& action, const Task& task, CallS
 
 void KernelRunner::runAction(const ConvertAction& action, const Task& task, CallState& call) {
   const Plan& plan = *task.plan;
-  const ConvertContext context{plan.mesh, *plan.coordinate,
+  const ConvertContext context{plan.mesh,
+                               *plan.coordinate,
                                [this](const std::vector<Rank>& ranks) { return groups_.group(ranks); },
                                {task.number, plan.name}};
   FailurePtr failure = call.failureOf(action.input);
@@ -141,7 +147,8 @@ void KernelRunner::finishCall(const Task& task, CallState& call) {
 absl::Status KernelRunner::checkOutput(const Plan& plan, std::size_t index, const at::Tensor& tensor) {
   if (plan.expected.empty()) return absl::OkStatus();
   const ExpectedOutput& expected = plan.expected[index];
-  if (tensor.defined() && tensor.scalar_type() == expected.dtype && tensor.sizes() == c10::IntArrayRef(expected.shape)) {
+  if (tensor.defined() && tensor.scalar_type() == expected.dtype &&
+      tensor.sizes() == c10::IntArrayRef(expected.shape)) {
     return absl::OkStatus();
   }
   return absl::InternalError(absl::StrCat("output ", index, " is ", describe(tensor), " where ",
@@ -167,6 +174,7 @@ void KernelRunner::fail(absl::Span<const OperandRef> operands, const FailurePtr&
     ids.push_back(operand->id);
   }
   report(failure, number, ids, true);
+  if (number > 0) progress_.end(number);
 }
 
 void KernelRunner::report(const FailurePtr& failure, OperatorNumber number, const std::vector<OperandId>& operands,

@@ -16,8 +16,8 @@
 
 namespace dtorch {
 
-/// Runs the tasks of one stream: kernels through the dispatcher, conversions through the groups. Nothing that fails here
-/// leaves a task: an operator's error goes into its outputs, and from there to whatever depends on them.
+/// Runs the tasks of one stream: kernels through the dispatcher, conversions through the groups. Nothing that fails
+/// here leaves a task: an operator's error goes into its outputs, and from there to whatever depends on them.
 ///
 /// Thread: the stream's.
 class KernelRunner {

@@ -20,8 +20,8 @@ namespace dtorch {
 
 /// Receives the daemon's frames and hands their commands to the scheduler.
 ///
-/// Thread: run() has a thread of its own. Errors: what breaks the protocol ends the loop: INTERNAL for a frame that does
-/// not parse or a command that cannot be, DATA_LOSS for a gap in a topic's sequence (WIRE-1).
+/// Thread: run() has a thread of its own. Errors: what breaks the protocol ends the loop: INTERNAL for a frame that
+/// does not parse or a command that cannot be, DATA_LOSS for a gap in a topic's sequence (WIRE-1).
 class MessageLoop {
  public:
   /// Connects to `endpoint` and subscribes to the worker's own topic. Throws zmq::error_t.
@@ -30,6 +30,8 @@ class MessageLoop {
 
   /// OK after Shutdown; else why the loop ended: the stop request's reason, or an error of the protocol.
   absl::Status run(std::chrono::milliseconds statisticsInterval);
+  /// Ends the subscriptions, by which the daemon sees that this worker is gone. After run(), on its thread.
+  void close() { socket_.close(); }
   /// Bytes in the tensor table, as of the last statistics interval. Any thread.
   std::int64_t tensorBytes() const { return tensorBytes_.load(std::memory_order_relaxed); }
 

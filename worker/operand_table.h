@@ -12,8 +12,8 @@
 
 namespace dtorch {
 
-/// One local tensor, or the failure in its place. The message loop makes it empty and says which task fills it in; tasks
-/// that follow in the streams' order (WORKER-1) read it. It lives as long as the table or a task refers to it.
+/// One local tensor, or the failure in its place. The message loop makes it empty and says which task fills it in;
+/// tasks that follow in the streams' order (WORKER-1) read it. It lives as long as the table or a task refers to it.
 struct Operand : c10::intrusive_ptr_target {
   explicit Operand(OperandId operand, StreamKind stream, Ticket task) : id(operand), producer(stream), ticket(task) {}
 

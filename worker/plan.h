@@ -71,8 +71,8 @@ class Plan {
   std::uint32_t slots = 0;
   std::vector<PlanAction> actions;
   std::vector<PlanSegment> segments;
-  std::vector<std::uint32_t> outputs;     // slots
-  std::vector<ExpectedOutput> expected;   // one for each output, or empty: not checked
+  std::vector<std::uint32_t> outputs;    // slots
+  std::vector<ExpectedOutput> expected;  // one for each output, or empty: not checked
   absl::Status error;
 
  private:

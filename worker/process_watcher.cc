@@ -16,6 +16,8 @@ namespace dtorch {
 namespace {
 
 int openSignals() {
+  // stderr is a pipe to the daemon: what is logged after the daemon's end must not end this process by itself.
+  signal(SIGPIPE, SIG_IGN);
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);

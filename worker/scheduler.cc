@@ -66,8 +66,8 @@ absl::Status Scheduler::runPlan(const v1::WorkerCommand& command, OperatorNumber
     return absl::OkStatus();
   }
   if (static_cast<std::uint32_t>(command.inputs_size()) != plan.inputs) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("operator ", number, " gives plan ", plan.id, " ", command.inputs_size(), " inputs; it has ", plan.inputs));
+    return absl::InvalidArgumentError(absl::StrCat("operator ", number, " gives plan ", plan.id, " ",
+                                                   command.inputs_size(), " inputs; it has ", plan.inputs));
   }
   absl::InlinedVector<OperandRef, 4> operands;
   for (const OperandId id : command.inputs()) operands.push_back(inputOf(id));
@@ -117,8 +117,8 @@ void Scheduler::failCall(const Plan& plan, const v1::WorkerCommand& command, Ope
   failure->operatorName = plan.name;
   failure->root = number;
   failure->site = command.site();
-  enqueueJob(StreamKind::kCompute, [outputs = std::move(outputs), failure = FailurePtr(std::move(failure)), number](
-                                       KernelRunner& runner) { runner.fail(outputs, failure, number); });
+  enqueueJob(StreamKind::kCompute, [outputs = std::move(outputs), failure = FailurePtr(std::move(failure)),
+                                    number](KernelRunner& runner) { runner.fail(outputs, failure, number); });
 }
 
 OperandRef Scheduler::inputOf(OperandId id) {
@@ -174,10 +174,8 @@ void Scheduler::setPeers(const v1::Peers& wire) {
   std::vector<PeerRef> peers;
   for (const v1::Peer& peer : wire.peers()) peers.push_back({peer.rank(), peer.pid(), fromWire(peer.mailbox())});
   // In the communication stream's order: what was enqueued before still means the old peers.
-  enqueueJob(StreamKind::kCommunication,
-             [peers = std::move(peers), epoch = wire.epoch(), &groups = groups_](KernelRunner&) mutable {
-               groups.setPeers(std::move(peers), epoch);
-             });
+  enqueueJob(StreamKind::kCommunication, [peers = std::move(peers), epoch = wire.epoch(), &groups = groups_](
+                                             KernelRunner&) mutable { groups.setPeers(std::move(peers), epoch); });
 }
 
 void Scheduler::reportAfterAll(const v1::ReportItem& item) {

@@ -24,8 +24,8 @@ namespace dtorch {
 
 using TaskStreams = std::array<KernelStream<Task>, kStreams>;
 
-/// Turns the daemon's commands into tasks: decodes plans, resolves operand ids and orders the streams. Never waits for a
-/// task.
+/// Turns the daemon's commands into tasks: decodes plans, resolves operand ids and orders the streams. Never waits for
+/// a task.
 ///
 /// Thread: the message loop's. Owns: the tensor table and the plans; they outlive the streams' threads.
 class Scheduler {

@@ -20,8 +20,8 @@ struct CallState {
   std::vector<at::Tensor> tensors;
   std::vector<FailurePtr> failures;  // empty as long as nothing failed, else one a slot
   FailurePtr firstFailure;
-  bool originates = false;           // something failed in this call by itself, not through an input
-  std::vector<OperandId> poisoned;   // inputs that a failed kernel was to change
+  bool originates = false;          // something failed in this call by itself, not through an input
+  std::vector<OperandId> poisoned;  // inputs that a failed kernel was to change
 
   void reset(std::uint32_t slots) {
     tensors.clear();

@@ -6,6 +6,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <fstream>
 #include <thread>
@@ -60,7 +61,8 @@ class Worker::Impl {
   void start() {
     sayHello();
     for (const StreamKind kind : {StreamKind::kCompute, StreamKind::kCommunication}) {
-      streamOf(kind).start(threadName(kind == StreamKind::kCompute ? "compute" : "comm"), [this, kind] { runStream(kind); });
+      streamOf(kind).start(threadName(kind == StreamKind::kCompute ? "compute" : "comm"),
+                           [this, kind] { runStream(kind); });
     }
     if (!options_.supervisorTarget.empty()) startHeartbeats();
     thread_ = std::thread([this] { runLoop(); });
@@ -103,6 +105,7 @@ class Worker::Impl {
     for (KernelStream<Task>& stream : streams_) stream.stop();
     for (KernelStream<Task>& stream : streams_) stream.join();
     if (heartbeats_ != nullptr) heartbeats_->stop();
+    loop_.close();
     log_->info("ended");
     result_ = status;
     ended_.Notify();
@@ -164,7 +167,7 @@ class Worker::Impl {
   Scheduler scheduler_;
   MessageLoop loop_;
   std::unique_ptr<HeartbeatSender> heartbeats_;
-  OperatorNumber lastCurrent_ = 0;                       // the heartbeat thread's
+  OperatorNumber lastCurrent_ = 0;                      // the heartbeat thread's
   std::chrono::steady_clock::time_point currentSince_;  // likewise
   absl::Notification ended_;
   absl::Status result_;  // written before ended_
@@ -179,7 +182,8 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::start(const WorkerOptions& optio
     return absl::InvalidArgumentError(absl::StrCat("rank ", options.rank, " of ", options.worldSize, " with ",
                                                    options.threads, " threads makes no worker"));
   }
-  absl::StatusOr<std::unique_ptr<ThreadGroupManager>> groups = ThreadGroupManager::create(options.rank, options.commTimeout);
+  absl::StatusOr<std::unique_ptr<ThreadGroupManager>> groups =
+      ThreadGroupManager::create(options.rank, options.commTimeout);
   if (!groups.ok()) return groups.status();
   try {
     auto impl = std::make_unique<Impl>(options, *std::move(groups), context);

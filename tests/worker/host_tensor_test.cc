@@ -34,7 +34,8 @@ HostTensor whole(const at::Tensor& tensor, Placements placements) {
 std::vector<at::Tensor> place(const at::Tensor& tensor, const DeviceMesh& mesh, const Placements& placements) {
   std::vector<at::Tensor> parts;
   for (const Rank rank : mesh.ranks()) {
-    absl::StatusOr<at::Tensor> part = localPart(whole(tensor, placements), bytesOf(tensor), mesh, *mesh.coordinate(rank));
+    absl::StatusOr<at::Tensor> part =
+        localPart(whole(tensor, placements), bytesOf(tensor), mesh, *mesh.coordinate(rank));
     REQUIRE(part.ok());
     CHECK(part->is_contiguous());
     parts.push_back(*part);
@@ -67,9 +68,10 @@ TEST_CASE("random shapes over two mesh dimensions come together again") {
   INFO("seed " << seed);
   std::mt19937 random(seed);
   for (int round = 0; round < 200; ++round) {
-    const DeviceMesh mesh = cpuMesh({1 + random() % 3, 1 + random() % 3});
-    const at::Tensor tensor = numbers({random() % 7, 1 + random() % 5, 1 + random() % 4});
-    const auto pick = [&] { return random() % 4 == 3 ? kR : Placement::shard(static_cast<int>(random() % 3)); };
+    const auto upTo = [&](std::int64_t most) { return std::uniform_int_distribution<std::int64_t>(0, most)(random); };
+    const DeviceMesh mesh = cpuMesh({1 + upTo(2), 1 + upTo(2)});
+    const at::Tensor tensor = numbers({upTo(6), 1 + upTo(4), 1 + upTo(3)});
+    const auto pick = [&] { return upTo(3) == 3 ? kR : Placement::shard(static_cast<int>(upTo(2))); };
     const Placements placements{pick(), pick()};
     INFO(toString(placements));
     const std::vector<at::Tensor> parts = place(tensor, mesh, placements);

@@ -43,10 +43,10 @@ TEST_CASE("a plan of one kernel is one segment on the compute stream") {
 
 TEST_CASE("conversions that need other ranks divide a plan into segments of alternating streams") {
   v1::Plan wire = makePlan(1, cpuMesh({2}), 2, "aten::mm");
-  addConvert(wire, 0, {4, 4}, {kPartial}, {kR});             // slot 2
-  addConvert(wire, 1, {4, 4}, {kR}, {kS0});                  // slot 3, local
+  addConvert(wire, 0, {4, 4}, {kPartial}, {kR});              // slot 2
+  addConvert(wire, 1, {4, 4}, {kR}, {kS0});                   // slot 3, local
   addKernel(wire, "aten::mm", {TensorArg{3}, TensorArg{2}});  // slot 4
-  addConvert(wire, 4, {4, 4}, {kS0}, {kR});                  // slot 5
+  addConvert(wire, 4, {4, 4}, {kS0}, {kR});                   // slot 5
   wire.add_outputs(5);
   const auto plan = decode(wire);
   REQUIRE(plan->error.ok());

@@ -1,6 +1,7 @@
 #include "tests/worker/running_workers.h"
 
 #include <ATen/ops/empty.h>
+#include <spdlog/spdlog.h>
 
 #include <cstring>
 #include <stdexcept>
@@ -11,7 +12,9 @@
 
 namespace dtorch {
 
-RunningWorkers::RunningWorkers(int count, WorkerDriver::Transport transport) : driver_(transport) {
+RunningWorkers::RunningWorkers(int count, WorkerDriver::Transport transport, const std::string& supervisor)
+    : driver_(transport) {
+  spdlog::set_level(spdlog::level::warn);
   std::vector<Rank> ranks;
   for (Rank rank = 0; rank < count; ++rank) {
     WorkerOptions options;
@@ -19,6 +22,8 @@ RunningWorkers::RunningWorkers(int count, WorkerDriver::Transport transport) : d
     options.worldSize = count;
     options.frameEndpoint = driver_.frameEndpoint();
     options.reportEndpoint = driver_.reportEndpoint();
+    options.supervisorTarget = supervisor;
+    options.heartbeatInterval = std::chrono::milliseconds(20);
     options.commTimeout = std::chrono::seconds(20);
     auto worker = Worker::start(options, transport == WorkerDriver::Transport::kInproc ? &driver_.context() : nullptr);
     if (!worker.ok()) throw std::runtime_error(std::string(worker.status().message()));
@@ -43,7 +48,9 @@ v1::WorkerCommand RunningWorkers::put(OperandId operand, const at::Tensor& tenso
   return upload(operand, mesh(), metaOf(tensor), placements, bytesOf(tensor));
 }
 
-TensorMeta metaOf(const at::Tensor& tensor) { return *makeMeta(*fromTorch(tensor.scalar_type()), tensor.sizes().vec()); }
+TensorMeta metaOf(const at::Tensor& tensor) {
+  return *makeMeta(*fromTorch(tensor.scalar_type()), tensor.sizes().vec());
+}
 
 std::string bytesOf(const at::Tensor& tensor) {
   const at::Tensor contiguous = tensor.contiguous();

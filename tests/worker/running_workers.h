@@ -15,7 +15,9 @@ namespace dtorch {
 class RunningWorkers {
  public:
   static constexpr GroupId kAll = 1;
-  explicit RunningWorkers(int count, WorkerDriver::Transport transport = WorkerDriver::Transport::kInproc);
+  /// `supervisor`: gRPC target of the heartbeats; empty: none.
+  explicit RunningWorkers(int count, WorkerDriver::Transport transport = WorkerDriver::Transport::kInproc,
+                          const std::string& supervisor = "");
 
   WorkerDriver& driver() { return driver_; }
   Worker& worker(Rank rank) { return *workers_[static_cast<std::size_t>(rank)]; }

@@ -114,15 +114,16 @@ v1::FetchedValue WorkerDriver::fetch(GroupId group, Rank rank, OperandId operand
   command.mutable_fetch()->set_operand(operand);
   command.mutable_fetch()->set_rank(rank);
   send(group, {command});
-  return await(rank, absl::StrCat("the value of operand ", operand), [&](const v1::ReportItem& item) {
-           return item.has_value() && item.value().future() == future;
-         }).value();
+  return await(rank, absl::StrCat("the value of operand ", operand),
+               [&](const v1::ReportItem& item) { return item.has_value() && item.value().future() == future; })
+      .value();
 }
 
 v1::OperatorFailed WorkerDriver::awaitFailure(Rank rank, OperatorNumber number) {
-  return await(rank, absl::StrCat("the failure of operator ", number), [&](const v1::ReportItem& item) {
-           return item.has_failed() && item.failed().operator_number() == number;
-         }).failed();
+  return await(
+             rank, absl::StrCat("the failure of operator ", number),
+             [&](const v1::ReportItem& item) { return item.has_failed() && item.failed().operator_number() == number; })
+      .failed();
 }
 
 v1::WorkerFault WorkerDriver::awaitFault(Rank rank) {
@@ -134,9 +135,8 @@ void WorkerDriver::drain(GroupId group, Rank rank) {
   v1::WorkerCommand command;
   command.mutable_fence()->set_fence(fence);
   send(group, {command});
-  await(rank, absl::StrCat("fence ", fence), [&](const v1::ReportItem& item) {
-    return item.has_fence() && item.fence().fence() == fence;
-  });
+  await(rank, absl::StrCat("fence ", fence),
+        [&](const v1::ReportItem& item) { return item.has_fence() && item.fence().fence() == fence; });
 }
 
 std::vector<v1::ReportItem> WorkerDriver::items(Rank rank) {
@@ -158,7 +158,8 @@ void WorkerDriver::awaitSubscription(const std::string& topic, bool present) {
 
 void WorkerDriver::receive(std::chrono::steady_clock::time_point deadline, const std::string& what) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-  std::array<zmq::pollitem_t, 2> polled{{{publisher_.handle(), 0, ZMQ_POLLIN, 0}, {puller_.handle(), 0, ZMQ_POLLIN, 0}}};
+  std::array<zmq::pollitem_t, 2> polled{
+      {{publisher_.handle(), 0, ZMQ_POLLIN, 0}, {puller_.handle(), 0, ZMQ_POLLIN, 0}}};
   if (left.count() <= 0 || zmq::poll(polled, left) == 0) throw std::runtime_error("did not come: " + what);
   takeAvailable();
 }
@@ -243,8 +244,8 @@ v1::WorkerCommand discard(const std::vector<OperandId>& operands) {
   return command;
 }
 
-v1::WorkerCommand upload(OperandId operand, const DeviceMesh& mesh, const TensorMeta& meta, const Placements& placements,
-                         const std::string& bytes) {
+v1::WorkerCommand upload(OperandId operand, const DeviceMesh& mesh, const TensorMeta& meta,
+                         const Placements& placements, const std::string& bytes) {
   v1::WorkerCommand command;
   v1::Upload* out = command.mutable_upload();
   out->set_operand(operand);

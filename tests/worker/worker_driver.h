@@ -85,7 +85,7 @@ void addOutput(v1::Plan& plan, std::uint32_t slot, const TensorMeta& meta, const
 v1::WorkerCommand define(const v1::Plan& plan);
 v1::WorkerCommand run(PlanId plan, const std::vector<OperandId>& inputs, OperandId firstOutput);
 v1::WorkerCommand discard(const std::vector<OperandId>& operands);
-v1::WorkerCommand upload(OperandId operand, const DeviceMesh& mesh, const TensorMeta& meta, const Placements& placements,
-                         const std::string& bytes);
+v1::WorkerCommand upload(OperandId operand, const DeviceMesh& mesh, const TensorMeta& meta,
+                         const Placements& placements, const std::string& bytes);
 
 }  // namespace dtorch

@@ -38,8 +38,8 @@ TEST_CASE("a failed kernel is an error on its outputs that names operator, argum
 TEST_CASE("dependents do not run: they carry the first error, and the daemon learns of each") {
   RunningWorkers workers(1);
   const OperatorNumber first = workers.send({workers.put(1, at::ones({2}), {kR}), workers.put(2, at::ones({3}), {kR}),
-                                             define(addPlan(1, workers.mesh())), run(1, {1, 2}, 10), run(1, {1, 10}, 11),
-                                             run(1, {11, 10}, 12), run(1, {1, 1}, 13)});
+                                             define(addPlan(1, workers.mesh())), run(1, {1, 2}, 10),
+                                             run(1, {1, 10}, 11), run(1, {11, 10}, 12), run(1, {1, 1}, 13)});
   const v1::OperatorFailed original = workers.driver().awaitFailure(0, first);
   const v1::OperatorFailed last = workers.driver().awaitFailure(0, first + 2);
   CHECK(last.error().message() == original.error().message());
@@ -52,8 +52,8 @@ TEST_CASE("dependents do not run: they carry the first error, and the daemon lea
 
 TEST_CASE("failures are reported before the credit of their frame") {
   RunningWorkers workers(1);
-  workers.send({workers.put(1, at::ones({2}), {kR}), workers.put(2, at::ones({3}), {kR}),
-                define(addPlan(1, workers.mesh()))});
+  workers.send(
+      {workers.put(1, at::ones({2}), {kR}), workers.put(2, at::ones({3}), {kR}), define(addPlan(1, workers.mesh()))});
   workers.send({run(1, {1, 2}, 10), run(1, {10, 10}, 11)});
   workers.driver().drain(kAll, 0);
   int failures = 0;
@@ -103,8 +103,8 @@ TEST_CASE("what a failed in-place operator was to change is an error too") {
   v1::Plan plan = makePlan(1, workers.mesh(), 2, "aten::add_.Tensor");
   addKernel(plan, "aten::add_.Tensor", {TensorArg{0}, TensorArg{1}, 1}, 1, true);
   plan.add_outputs(2);
-  const OperatorNumber first = workers.send({workers.put(1, at::ones({2}), {kR}), workers.put(2, at::ones({3}), {kR}),
-                                             define(plan), run(1, {1, 2}, 3)});
+  const OperatorNumber first = workers.send(
+      {workers.put(1, at::ones({2}), {kR}), workers.put(2, at::ones({3}), {kR}), define(plan), run(1, {1, 2}, 3)});
   CHECK(operandsOf(workers.driver().awaitFailure(0, first)) == std::vector<OperandId>{1, 3});
   CHECK_THAT(workers.fetchError(0, 1).message(), Catch::Contains("aten::add_.Tensor"));
   CHECK(at::equal(workers.fetch(0, 2), at::ones({3})));

@@ -116,8 +116,8 @@ TEST_CASE("an error on one rank reaches its peers through a conversion, and the 
   addConvert(sum, 0, {3, 4}, {kPartial}, {kR});
   sum.add_outputs(1);
   const at::Tensor x = at::rand({5, 4});
-  const OperatorNumber first = workers.send(
-      {workers.put(1, x, {kS0}), define(reshape), define(sum), run(1, {1}, 2), run(2, {2}, 3)});
+  const OperatorNumber first =
+      workers.send({workers.put(1, x, {kS0}), define(reshape), define(sum), run(1, {1}, 2), run(2, {2}, 3)});
   const v1::OperatorFailed original = workers.driver().awaitFailure(1, first);
   CHECK_THAT(workers.driver().awaitFailure(1, first + 1).error().message(), Catch::Contains("aten::reshape"));
   const v1::Status onPeer = workers.driver().awaitFailure(0, first + 1).error();
@@ -146,8 +146,8 @@ TEST_CASE("a worker stops while it waits for a peer in a collective") {
   workers.driver().join(alone, {0});
   // Only rank 0 hears of this conversion.
   const at::Tensor x = at::ones({4});
-  workers.driver().send(alone, {workers.put(1, x, {kPartial}), define(convertPlan(1, mesh, {4}, kPartial, kR)),
-                                run(1, {1}, 2)});
+  workers.driver().send(
+      alone, {workers.put(1, x, {kPartial}), define(convertPlan(1, mesh, {4}, kPartial, kR)), run(1, {1}, 2)});
   workers.worker(0).stop(absl::OkStatus());
   CHECK(workers.worker(0).wait().ok());
   workers.driver().drain(kAll, 1);

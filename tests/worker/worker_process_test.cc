@@ -42,8 +42,9 @@ struct Pipe {
 };
 
 std::vector<std::string> workerArguments(const WorkerDriver& driver) {
-  return {DTORCH_WORKER,       "--rank",    "0",        "--world-size", "1", "--frames", driver.frameEndpoint(), "--reports",
-          driver.reportEndpoint(), "--threads", "1"};
+  return {
+      DTORCH_WORKER,           "--rank",    "0", "--world-size", "1", "--frames", driver.frameEndpoint(), "--reports",
+      driver.reportEndpoint(), "--threads", "1"};
 }
 
 // A process that leads its own group, with `inherited` as its descriptor 3, stderr as `log`.
@@ -105,7 +106,8 @@ TEST_CASE("a worker process runs an operator and exits with 0 after Shutdown") {
   driver.awaitWorkers({0});
   driver.join(1, {0});
   v1::Plan full = makePlan(1, cpuMesh({1}), 0, "aten::full");
-  addKernel(full, "aten::full", {std::vector<std::int64_t>{2}, 1.5, DType::kFloat64, Value(), DeviceArg{"cpu"}, Value()});
+  addKernel(full, "aten::full",
+            {std::vector<std::int64_t>{2}, 1.5, DType::kFloat64, Value(), DeviceArg{"cpu"}, Value()});
   full.add_outputs(0);
   driver.send(1, {define(full), run(1, {}, 5)});
   const std::string bytes = driver.fetch(1, 0, 5).inline_bytes();
@@ -174,8 +176,14 @@ TEST_CASE("a command line that makes no sense is refused") {
   WorkerDriver driver(WorkerDriver::Transport::kIpc);
   std::vector<std::string> arguments = workerArguments(driver);
   int expected = 0;
-  SECTION("an unknown flag") { arguments.emplace_back("--frobnicate"); expected = 109; }
-  SECTION("an unknown device") { arguments.insert(arguments.end(), {"--device", "tpu"}); expected = 1; }
+  SECTION("an unknown flag") {
+    arguments.emplace_back("--frobnicate");
+    expected = 109;
+  }
+  SECTION("an unknown device") {
+    arguments.insert(arguments.end(), {"--device", "tpu"});
+    expected = 1;
+  }
   SECTION("--version alone is fine") { arguments = {DTORCH_WORKER, "--version"}; }
   Child worker(arguments, -1, -1);
   const int status = worker.wait();

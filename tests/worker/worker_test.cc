@@ -169,7 +169,8 @@ TEST_CASE("what breaks the protocol is a fault, and the worker ends") {
 
 TEST_CASE("Shutdown and stop end a worker in order, with work in flight too") {
   RunningWorkers workers(1);
-  std::vector<v1::WorkerCommand> commands{workers.put(1, at::rand({256, 256}), {kR}), define(addPlan(1, workers.mesh()))};
+  std::vector<v1::WorkerCommand> commands{workers.put(1, at::rand({256, 256}), {kR}),
+                                          define(addPlan(1, workers.mesh()))};
   for (OperandId id = 1; id < 500; ++id) commands.push_back(run(1, {id, id}, id + 1));
   workers.send(commands);
   SECTION("Shutdown") {
