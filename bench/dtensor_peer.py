@@ -1,6 +1,6 @@
 """One rank of torch DTensor on gloo, measured on request: bench/run's peer.
 
-Arguments: rank, world size, a file for the rendezvous. Each line of input, "pipelined N" or "get N", is one repetition;
+Arguments: rank, world size, a file for the rendezvous. Each line of input, "pipelined N" or "gather N", is one repetition;
 its answer is a line of JSON with microseconds. All ranks must be given the same lines.
 """
 import json
@@ -27,7 +27,7 @@ def pipelined(x, count):
     return {"us": (time.perf_counter() - start) / count * 1e6}
 
 
-def get(x, count):
+def gather(x, count):
     times = []
     for i in range(count + 100):
         start = time.perf_counter()
@@ -45,7 +45,7 @@ def main():
     print("ready", flush=True)
     for line in sys.stdin:
         what, count = line.split()
-        print(json.dumps({"pipelined": pipelined, "get": get}[what](x, int(count))), flush=True)
+        print(json.dumps({"pipelined": pipelined, "gather": gather}[what](x, int(count))), flush=True)
     dist.destroy_process_group()
 
 

@@ -32,9 +32,9 @@ double cpuMicroseconds() {
   return of(usage.ru_utime) + of(usage.ru_stime);
 }
 
-Tensor small(Session& session) {
+Tensor small(Session& session, Placement placement) {
   const std::vector<float> values(64, 1);
-  return session.put(HostView::of(values, {8, 8}), session.mesh(), {Placement::shard(0)});
+  return session.put(HostView::of(values, {8, 8}), session.mesh(), {placement});
 }
 
 absl::Status addMany(Session& session, const Tensor& x, int count) {
@@ -45,7 +45,7 @@ absl::Status addMany(Session& session, const Tensor& x, int count) {
 
 /// Operators that nothing waits for, to the end of the last one on all workers.
 absl::StatusOr<nlohmann::json> pipelined(Session& session, int count) {
-  const Tensor x = small(session);
+  const Tensor x = small(session, Placement::shard(0));
   if (absl::Status status = addMany(session, x, std::min(count, 2000)); !status.ok()) return status;
   const double cpu = cpuMicroseconds();
   const Clock::time_point start = Clock::now();
@@ -55,8 +55,8 @@ absl::StatusOr<nlohmann::json> pipelined(Session& session, int count) {
 }
 
 /// One operator and the wait for its value: the median of `count`.
-absl::StatusOr<nlohmann::json> submitAndGet(Session& session, int count) {
-  const Tensor x = small(session);
+absl::StatusOr<nlohmann::json> submitAndGet(Session& session, Placement placement, int count) {
+  const Tensor x = small(session, placement);
   std::vector<double> times;
   for (int i = 0; i < count + 100; ++i) {
     const Clock::time_point start = Clock::now();
@@ -76,13 +76,14 @@ int main(int argc, char** argv) {
   int count = 0;
   CLI::App app("Measures small operators on a running dtorchd.");
   app.add_option("--socket", socket)->required();
-  app.add_option("what", what)->check(CLI::IsMember({"pipelined", "get"}))->required();
+  app.add_option("what", what)->check(CLI::IsMember({"pipelined", "get", "gather"}))->required();
   app.add_option("count", count)->check(CLI::PositiveNumber)->required();
   CLI11_PARSE(app, argc, argv);
   const auto session = Session::connect({.address = socket, .name = "bench"});
-  const auto result = !session.ok()   ? absl::StatusOr<nlohmann::json>(session.status())
-                      : what == "get" ? submitAndGet(**session, count)
-                                      : pipelined(**session, count);
+  const auto result = !session.ok()         ? absl::StatusOr<nlohmann::json>(session.status())
+                      : what == "pipelined" ? pipelined(**session, count)
+                      : what == "get"       ? submitAndGet(**session, Placement::replicate(), count)
+                                            : submitAndGet(**session, Placement::shard(0), count);
   if (!result.ok()) {
     std::fprintf(stderr, "bench_operators: %s\n", std::string(result.status().message()).c_str());
     return 1;
