@@ -77,9 +77,7 @@ class ProcessHandle final : public WorkerHandle {
   int exitFd() const override { return pidFd_.get(); }
   int outputFd() const override { return output_.fd(); }
   bool readOutput() override { return output_.read(); }
-  std::vector<std::string> lastLines() const override {
-    return {output_.lastLines().begin(), output_.lastLines().end()};
-  }
+  std::vector<std::string> lastLines() const override { return output_.lastLines(); }
 
   std::string takeExit() override {
     // The group's id is in nobody else's use as long as its leader is not reaped. What the leader left behind goes too.
@@ -89,7 +87,7 @@ class ProcessHandle final : public WorkerHandle {
     siginfo_t info{};
     const int result = ::waitid(P_PIDFD, static_cast<id_t>(pidFd_.get()), &info, WEXITED | WNOHANG);
     reaped_ = true;
-    output_.finish();
+    output_.drain();
     if (result != 0) return absl::StrCat("ended, status unknown: ", std::strerror(errno));
     return info.si_pid == 0 ? "does not end after SIGKILL" : describeExit(info);
   }

@@ -218,10 +218,14 @@ void Supervisor::Impl::run() {
 }
 
 void Supervisor::Impl::onOutput(std::uint64_t serial) {
-  const std::lock_guard lock(mutex_);
-  Worker* worker = findLocked(serial);
-  if (worker == nullptr || worker->handle->readOutput()) return;
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, worker->handle->outputFd(), nullptr);
+  WorkerHandle* handle = nullptr;  // stays: only this thread ends a handle, in onExited()
+  {
+    const std::lock_guard lock(mutex_);
+    if (const Worker* worker = findLocked(serial)) handle = worker->handle.get();
+  }
+  // Without the mutex: it writes to the log, and heartbeats shall not wait for that.
+  if (handle == nullptr || handle->readOutput()) return;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, handle->outputFd(), nullptr);
 }
 
 void Supervisor::Impl::onExited(std::uint64_t serial) {
@@ -234,7 +238,6 @@ void Supervisor::Impl::onExited(std::uint64_t serial) {
   if (handle->outputFd() >= 0) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, handle->outputFd(), nullptr);
   lock.unlock();
 
-  handle->readOutput();
   const std::string detail = absl::StrCat("pid ", handle->pid(), ": ", handle->takeExit());
   const std::vector<std::string> lines = handle->lastLines();
 

@@ -23,18 +23,20 @@ struct WorkerSpec {
   std::chrono::milliseconds commTimeout{600000};
 };
 
-/// A running worker. Thread: one call at a time, from any thread. All return soon, but takeExit().
+/// A running worker. Thread: readOutput() and takeExit() are the supervisor thread's and may take their time; the
+/// others come from any thread, also while readOutput() runs, and return at once.
 class WorkerHandle {
  public:
   virtual ~WorkerHandle() = default;
   virtual std::int64_t pid() const = 0;
   /// Becomes readable when the worker has ended (a pidfd, an eventfd).
   virtual int exitFd() const = 0;
-  /// After exitFd became readable: "exit code 1", "killed by signal 9 (SIGKILL)"; called once.
+  /// After exitFd became readable: "exit code 1", "killed by signal 9 (SIGKILL)"; called once, last. Takes what is left
+  /// of the output, for lastLines().
   virtual std::string takeExit() = 0;
   /// Readable when the worker has written to its log; -1: the log is the daemon's own.
   virtual int outputFd() const { return -1; }
-  /// Takes what outputFd() has. False when nothing more will come.
+  /// Takes some of what outputFd() has. False when nothing more will come.
   virtual bool readOutput() { return false; }
   /// The last lines that it logged.
   virtual std::vector<std::string> lastLines() const = 0;

@@ -2,8 +2,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "proto/codec.h"
 #include "spdlog/spdlog.h"
@@ -11,22 +13,37 @@
 namespace dtorch {
 namespace {
 
-constexpr std::size_t kPipeBytes = 64u << 10;  // Linux's default capacity: one read takes all that a dead worker left
+constexpr std::size_t kChunk = 4096;
+constexpr std::size_t kPipeBytes = 64u << 10;  // Linux's default capacity: more was not there when the writer ended
 constexpr std::size_t kMaxLine = 4096;
 constexpr std::size_t kKeptLines = 20;
 
 }  // namespace
 
 bool WorkerOutput::read() {
-  char buffer[kPipeBytes];
-  const ssize_t bytes = ::read(pipe_.get(), buffer, sizeof buffer);
-  if (bytes < 0) return errno == EAGAIN || errno == EINTR;
-  add(buffer, static_cast<std::size_t>(bytes));
-  return bytes > 0;
+  const ssize_t bytes = readChunk();
+  return bytes > 0 || (bytes < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
-void WorkerOutput::finish() {
+void WorkerOutput::drain() {
+  for (std::size_t taken = 0; taken < kPipeBytes;) {
+    const ssize_t bytes = readChunk();
+    if (bytes <= 0) break;
+    taken += static_cast<std::size_t>(bytes);
+  }
   if (!unfinished_.empty()) add("\n", 1);
+}
+
+std::vector<std::string> WorkerOutput::lastLines() const {
+  const std::lock_guard lock(mutex_);
+  return {lines_.begin(), lines_.end()};
+}
+
+ssize_t WorkerOutput::readChunk() {
+  char buffer[kChunk];
+  const ssize_t bytes = ::read(pipe_.get(), buffer, sizeof buffer);
+  if (bytes > 0) add(buffer, static_cast<std::size_t>(bytes));
+  return bytes;
 }
 
 void WorkerOutput::add(const char* data, std::size_t bytes) {
@@ -37,10 +54,12 @@ void WorkerOutput::add(const char* data, std::size_t bytes) {
     unfinished_.append(data, length);
     data += length + (newline != nullptr ? 1 : 0);
     if (newline == nullptr && unfinished_.size() < kMaxLine) continue;
-    lines_.push_back(printable(unfinished_, kMaxLine));
+    std::string line = printable(unfinished_, kMaxLine);
     unfinished_.clear();
+    spdlog::info("worker {}: {}", rank_, line);
+    const std::lock_guard lock(mutex_);
+    lines_.push_back(std::move(line));
     if (lines_.size() > kKeptLines) lines_.pop_front();
-    spdlog::info("worker {}: {}", rank_, lines_.back());
   }
 }
 

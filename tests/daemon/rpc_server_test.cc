@@ -343,6 +343,21 @@ TEST_CASE("a message beyond the limit ends its own session only") {
   CHECK(bystander.roundTrip(2));
 }
 
+TEST_CASE("a compressed message is refused: it could unfold to any size") {
+  Fixture f;
+  const auto stub = v1::Dtorch::NewStub(connectTo(f.target()));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + seconds(20));
+  context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
+  const auto stream = stub->Session(&context);
+  v1::ClientMessage message;
+  message.mutable_hello()->set_client(std::string(100'000, 'x'));
+  stream->Write(message);
+  v1::DaemonMessage answer;
+  CHECK_FALSE(stream->Read(&answer));
+  CHECK(stream->Finish().error_code() == grpc::StatusCode::UNIMPLEMENTED);
+}
+
 TEST_CASE("bytes that are no HTTP/2, and a connection that says nothing, disturb nobody") {
   Fixture f;
   const FileDescriptor silent = rawConnection(f.dir.file("dtorchd.sock"));

@@ -218,6 +218,7 @@ TEST_CASE("endless lines and bytes that are no text are cut and cleaned") {
 }
 
 TEST_CASE("a worker that floods its log is read, and does not delay the exit of another") {
+  spdlog::set_level(spdlog::level::warn);
   Fixture f("case $2 in 0) exec yes;; *) exec sleep 1000;; esac");
   REQUIRE(f.supervisor->launch(specOf(0)).ok());
   REQUIRE(f.supervisor->launch(specOf(1)).ok());
@@ -226,6 +227,7 @@ TEST_CASE("a worker that floods its log is read, and does not delay the exit of 
   ::kill(static_cast<pid_t>(f.of(1).pid), SIGKILL);
   CHECK(absl::StrContains(f.exits.wait(), "SIGKILL"));
   CHECK(since(start) < 2000);
+  spdlog::set_level(spdlog::level::info);
 }
 
 TEST_CASE("what a worker leaves behind in its process group is killed with it") {
