@@ -21,6 +21,8 @@ namespace {
 
 // The loop goes round at least this often, so that the watchdog sees it alive.
 constexpr std::chrono::milliseconds kTurn{500};
+// Plans remembered, here and by the workers: a program that calls with ever new scalars makes a plan a call.
+constexpr std::size_t kMaxPlans = 1u << 15;
 
 std::int64_t nowMs() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -196,6 +198,7 @@ void Controller::loop() {
     for (Event& event : events) handleOnLoop(std::move(event));
     events.clear();
     resumeWaitingOnLoop();
+    boundCachesOnLoop();
     executor_->flush();
   }
   absl::MutexLock lock(&mutex_);
@@ -248,6 +251,13 @@ void Controller::resumeWaitingOnLoop() {
     const auto it = sessions_.find(id);
     if (it != sessions_.end() && it->second->hasWork()) workOnLoop(it->second.get());
   }
+}
+
+void Controller::boundCachesOnLoop() {
+  if (planner_.size() < kMaxPlans) return;
+  executor_->forgetPlans(planner_.forget());
+  // Templates that only this table knows; plans are found by a template's address, so both go together.
+  absl::erase_if(services_.templates, [](const auto& entry) { return entry.second.use_count() == 1; });
 }
 
 void Controller::workerLostOnLoop(Rank rank, const absl::Status& why) {

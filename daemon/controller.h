@@ -82,6 +82,7 @@ class Controller : public SessionListener, private ExecutorListener {
   void handleOnLoop(Event event);
   void workOnLoop(Session* session);
   void resumeWaitingOnLoop();
+  void boundCachesOnLoop();
   void workerLostOnLoop(Rank rank, const absl::Status& why);
   v1::Health healthLocked() const;
 

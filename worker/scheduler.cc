@@ -35,6 +35,9 @@ absl::Status Scheduler::enqueue(v1::WorkerCommand& command, OperatorNumber numbe
     case v1::WorkerCommand::kValueTaken:
       values_.drop(command.value_taken().future());
       return absl::OkStatus();
+    case v1::WorkerCommand::kForgetPlans:
+      forgetPlans(command.forget_plans().below());
+      return absl::OkStatus();
     case v1::WorkerCommand::kPeers:
       setPeers(command.peers());
       return absl::OkStatus();
@@ -51,9 +54,24 @@ absl::Status Scheduler::definePlan(const v1::Plan& wire) {
   if (wire.id() == 0) return absl::InvalidArgumentError("a plan has number 0");
   absl::StatusOr<std::unique_ptr<const Plan>> plan = Plan::create(wire, rank_, device_);
   if (!plan.ok()) return plan.status();
-  plans_[wire.id()] = plan->get();
-  everyPlan_.push_back(*std::move(plan));
+  if (!plans_.emplace(wire.id(), *std::move(plan)).second) {
+    return absl::InvalidArgumentError(absl::StrCat("plan ", wire.id(), " is defined twice"));
+  }
   return absl::OkStatus();
+}
+
+void Scheduler::forgetPlans(PlanId below) {
+  const auto forgotten = std::make_shared<std::vector<std::unique_ptr<const Plan>>>();
+  for (auto it = plans_.begin(); it != plans_.end();) {
+    const auto current = it++;
+    if (current->first >= below) continue;
+    forgotten->push_back(std::move(current->second));
+    plans_.erase(current);
+  }
+  // Tasks that are queued still use them: they go with the last of these two jobs.
+  for (const StreamKind stream : {StreamKind::kCompute, StreamKind::kCommunication}) {
+    enqueueJob(stream, [forgotten](KernelRunner&) {});
+  }
 }
 
 absl::Status Scheduler::runPlan(const v1::WorkerCommand& command, OperatorNumber number) {

@@ -45,6 +45,7 @@ class Scheduler {
   using Job = absl::AnyInvocable<void(KernelRunner&)>;
 
   absl::Status definePlan(const v1::Plan& wire);
+  void forgetPlans(PlanId below);
   absl::Status runPlan(const v1::WorkerCommand& command, OperatorNumber number);
   void failCall(const Plan& plan, const v1::WorkerCommand& command, OperatorNumber number, const absl::Status& why);
   absl::Status upload(v1::Upload& wire, std::uint32_t site);
@@ -64,8 +65,7 @@ class Scheduler {
   ValueSegments& values_;
   StreamOrder order_;
   OperandTable operands_;
-  absl::flat_hash_map<PlanId, const Plan*> plans_;
-  std::vector<std::unique_ptr<const Plan>> everyPlan_;  // a plan that was replaced may still run
+  absl::flat_hash_map<PlanId, std::unique_ptr<const Plan>> plans_;
 };
 
 }  // namespace dtorch

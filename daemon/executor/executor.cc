@@ -213,6 +213,12 @@ void Executor::appendFence(GroupId group, std::uint64_t fence) {
   append(group)->mutable_fence()->set_fence(fence);
 }
 
+void Executor::forgetPlans(PlanId below) {
+  for (GroupId id = 1; id <= groups_.size(); ++id) {
+    if (at(id).joined.size() == at(id).ranks.size()) append(id)->mutable_forget_plans()->set_below(below);
+  }
+}
+
 void Executor::flush() {
   if (open_ == nullptr) return;
   Group& group = at(openGroup_);

@@ -76,6 +76,8 @@ class Executor {
   v1::WorkerCommand* appendCommand(GroupId group, std::uint64_t bytes = 0, Segment segment = {});
   /// Reported by onFence once all ranks of `group` have run everything before it.
   void appendFence(GroupId group, std::uint64_t fence);
+  /// Tells every group that plans below this number will not be run any more.
+  void forgetPlans(PlanId below);
   /// Publishes what has been appended. Commands leave in the order in which they were appended, over all groups.
   void flush();
 

@@ -65,6 +65,12 @@ absl::StatusOr<PlannedOperator*> Planner::plan(const OperatorTemplate& op, absl:
   return plans_.emplace(std::move(key), *std::move(made)).first->second.get();
 }
 
+PlanId Planner::forget() {
+  plans_.clear();
+  conversions_.clear();
+  return nextId_;
+}
+
 std::unique_ptr<PlannedOperator> Planner::start(const PlacedMesh* mesh, std::size_t inputs, const std::string& name) {
   auto plan = std::make_unique<PlannedOperator>();
   plan->id = nextId_++;

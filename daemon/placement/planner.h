@@ -33,6 +33,9 @@ class Planner {
   absl::StatusOr<PlannedOperator*> plan(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs);
   /// A conversion of one tensor. `to` is normalised.
   absl::StatusOr<PlannedOperator*> planRedistribute(const TensorLayout* input, const Placements& to);
+  std::size_t size() const { return plans_.size() + conversions_.size(); }
+  /// Drops all plans; the ids of later ones start at the returned number.
+  PlanId forget();
 
  private:
   using Key = absl::InlinedVector<const void*, 6>;

@@ -239,7 +239,7 @@ void Session::defineTemplate(const v1::TemplateDefinition& definition) {
   const std::string key = absl::StrCat(keyed.SerializeAsString(), "@", reinterpret_cast<std::uintptr_t>(placedOn));
   const auto it = services_->templates.find(key);
   if (it != services_->templates.end()) {
-    entry.op = it->second.get();
+    entry.op = it->second;
     return;
   }
   absl::StatusOr<Arguments> arguments = fromWire(definition.arguments());
@@ -258,9 +258,8 @@ void Session::defineTemplate(const v1::TemplateDefinition& definition) {
     entry.error = made.status();
     return;
   }
-  auto owned = std::make_unique<OperatorTemplate>(*std::move(made));
-  entry.op = owned.get();
-  services_->templates.emplace(key, std::move(owned));
+  entry.op = std::make_shared<const OperatorTemplate>(*std::move(made));
+  services_->templates.emplace(key, entry.op);
 }
 
 void Session::defineMesh(const v1::MeshDefinition& definition) {

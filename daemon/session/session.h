@@ -44,7 +44,7 @@ struct SessionServices {
   std::uint64_t failed = 0;  // operators, over all sessions
   absl::node_hash_map<DeviceMesh, PlacedMesh> meshes;
   /// By name, arguments and mesh, serialised: sessions that call the same share plans.
-  absl::flat_hash_map<std::string, std::unique_ptr<OperatorTemplate>> templates;
+  absl::flat_hash_map<std::string, std::shared_ptr<const OperatorTemplate>> templates;
 };
 
 /// One client stream: its tensors, templates, meshes and call sites, and the requests that act on them.
@@ -77,7 +77,7 @@ class Session {
 
  private:
   struct TemplateEntry {
-    const OperatorTemplate* op = nullptr;
+    std::shared_ptr<const OperatorTemplate> op;
     std::string name;
     absl::Status error;
     std::uint32_t outputs = 0;

@@ -232,7 +232,7 @@ void Supervisor::Impl::onExited(std::uint64_t serial) {
   std::unique_lock lock(mutex_);
   Worker* worker = findLocked(serial);
   if (worker == nullptr) return;
-  const std::unique_ptr<WorkerHandle> handle = std::move(worker->handle);
+  std::unique_ptr<WorkerHandle> handle = std::move(worker->handle);
   const Rank rank = worker->spec.rank;
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, handle->exitFd(), nullptr);
   if (handle->outputFd() >= 0) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, handle->outputFd(), nullptr);
@@ -240,6 +240,7 @@ void Supervisor::Impl::onExited(std::uint64_t serial) {
 
   const std::string detail = absl::StrCat("pid ", handle->pid(), ": ", handle->takeExit());
   const std::vector<std::string> lines = handle->lastLines();
+  handle.reset();  // its descriptors are free before anybody is told
 
   lock.lock();
   // Still the same worker: launch() replaces dead ones only.

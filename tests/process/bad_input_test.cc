@@ -209,6 +209,25 @@ TEST_CASE("scalars keep every bit") {
   CHECK(std::isinf((*scalar(std::numeric_limits<double>::infinity(), DType::kFloat64)->values<double>())[0]));
 }
 
+TEST_CASE("ever new scalars do not fill the daemon or its workers") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+  const std::vector<float> one = {1};
+  const Tensor x = session->put(HostView::of(one, {1}), session->mesh());
+  std::int64_t before = 0;
+  for (int i = 0; i < 120000; ++i) {
+    const Tensor y = session->call("aten::mul.Scalar", {x, 1.0 + i});
+    if (i % 40000 != 39999) continue;
+    const auto value = y.get().wait(kDeadline);
+    REQUIRE(value.ok());
+    CHECK(*value->item() == 1.0 + i);
+    const std::int64_t resident = daemon.status().resident_bytes();
+    if (before == 0) before = resident;
+    CHECK(resident < before + (32 << 20));
+  }
+  checkAlive(*session);
+}
+
 TEST_CASE("a stream that breaks the protocol ends alone, with the reason") {
   DaemonFixture daemon;
   const auto session = daemon.connect();
