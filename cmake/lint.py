@@ -13,7 +13,7 @@ TIDY_ARGUMENTS = [
     "--extra-arg=-Wno-unknown-warning-option",
     f"--extra-arg=-include{os.path.abspath('cmake/clang_tidy_14.h')}",
 ]
-RECENT_COMMITS = 50
+RECENT_COMMITS = 1
 FULL_BUDGET = 24 * 3600
 
 

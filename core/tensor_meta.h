@@ -29,8 +29,8 @@ struct TensorMeta {
 /// Row-major strides of `shape`; an extent of 0 counts as 1, as in torch.
 std::vector<std::int64_t> contiguousStrides(const std::vector<std::int64_t>& shape);
 
-/// A contiguous tensor's metadata. INVALID_ARGUMENT: unspecified dtype, a negative extent, more than 64 dimensions, or a
-/// size in bytes past 2^63 - 1.
+/// A contiguous tensor's metadata. INVALID_ARGUMENT: unspecified dtype, a negative extent, more than 64 dimensions, or
+/// a size in bytes past 2^63 - 1.
 absl::StatusOr<TensorMeta> makeMeta(DType dtype, std::vector<std::int64_t> shape);
 
 }  // namespace dtorch

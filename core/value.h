@@ -50,14 +50,13 @@ class Value {
 
   Value() = default;
   template <typename T>
-    requires std::is_constructible_v<Variant, T&&> && (!std::is_arithmetic_v<std::remove_cvref_t<T>>) &&
-             (!std::is_same_v<std::remove_cvref_t<T>, Value>)
-  Value(T&& value) : value_(std::forward<T>(value)) {}  // NOLINT(google-explicit-constructor): arguments read as literals
+  requires std::is_constructible_v<Variant, T&&> &&
+      (!std::is_arithmetic_v<std::remove_cvref_t<T>>)&&(!std::is_same_v<std::remove_cvref_t<T>, Value>)Value(T&& value)
+      : value_(std::forward<T>(value)) {}  // NOLINT(google-explicit-constructor): arguments read as literals
   /// Numbers become bool, int64 or double.
   template <typename T>
-    requires std::is_arithmetic_v<T>
-  Value(T value) : value_(number(value)) {}                // NOLINT(google-explicit-constructor)
-  Value(const char* text) : value_(std::string(text)) {}  // NOLINT(google-explicit-constructor)
+  requires std::is_arithmetic_v<T> Value(T value) : value_(number(value)) {}  // NOLINT(google-explicit-constructor)
+  Value(const char* text) : value_(std::string(text)) {}                      // NOLINT(google-explicit-constructor)
 
   bool isNone() const { return std::holds_alternative<std::monostate>(value_); }
   template <typename T>

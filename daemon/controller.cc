@@ -1,14 +1,13 @@
 #include "daemon/controller.h"
 
 #include <pthread.h>
+#include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <utility>
-
-#include <spdlog/spdlog.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -25,7 +24,8 @@ constexpr std::chrono::milliseconds kTurn{500};
 constexpr std::size_t kMaxPlans = 1u << 15;
 
 std::int64_t nowMs() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 template <typename... Handlers>
@@ -90,7 +90,8 @@ void Controller::post(Event event) {
 SessionId Controller::onOpen(std::shared_ptr<SessionChannel> channel) {
   const SessionId session = nextSession_++;
   if (session > kMaxSession) {
-    channel->close(absl::ResourceExhaustedError("this daemon has served as many sessions as it can number: restart it"));
+    channel->close(
+        absl::ResourceExhaustedError("this daemon has served as many sessions as it can number: restart it"));
   } else {
     post(Opened{session, std::move(channel)});
   }
@@ -120,10 +121,11 @@ absl::Status Controller::waitReady(std::chrono::milliseconds timeout) {
   std::vector<std::string> late;
   for (Rank rank = 0; rank < worldSize_; ++rank) {
     if (connected_.contains(rank)) continue;
-    late.push_back(absl::StrCat("worker ", rank, " (last log lines: ", absl::StrJoin(supervisor_->lastLines(rank), " / "), ")"));
+    late.push_back(
+        absl::StrCat("worker ", rank, " (last log lines: ", absl::StrJoin(supervisor_->lastLines(rank), " / "), ")"));
   }
-  return absl::DeadlineExceededError(
-      late.empty() ? "the workers are connected, but have not joined their group" : absl::StrCat("not up: ", absl::StrJoin(late, "; ")));
+  return absl::DeadlineExceededError(late.empty() ? "the workers are connected, but have not joined their group"
+                                                  : absl::StrCat("not up: ", absl::StrJoin(late, "; ")));
 }
 
 v1::Health Controller::healthLocked() const {
@@ -179,8 +181,8 @@ v1::StatusReply Controller::status() {
 
 void Controller::loop() {
   std::array<zmq::pollitem_t, 3> items = {{{executor_->frames().handle(), 0, ZMQ_POLLIN, 0},
-                                          {executor_->reports().handle(), 0, ZMQ_POLLIN, 0},
-                                          {nullptr, wakeFd_, ZMQ_POLLIN, 0}}};
+                                           {executor_->reports().handle(), 0, ZMQ_POLLIN, 0},
+                                           {nullptr, wakeFd_, ZMQ_POLLIN, 0}}};
   std::vector<Event> events;
   while (!stopping_) {
     zmq::poll(items.data(), items.size(), kTurn);
@@ -231,7 +233,8 @@ void Controller::handleOnLoop(Event event) {
                           sessions_.erase(closed.session);
                         },
                         [&](WorkerExited& exited) {
-                          workerLostOnLoop(exited.rank, absl::UnavailableError(absl::StrCat("worker ", exited.rank, " is gone: ", exited.detail)));
+                          workerLostOnLoop(exited.rank, absl::UnavailableError(absl::StrCat(
+                                                            "worker ", exited.rank, " is gone: ", exited.detail)));
                         }},
              event);
 }

@@ -1,6 +1,9 @@
 // dtorchd: reads its configuration, takes the clients' address, starts the workers, serves until it is told to stop.
 #include <poll.h>
 #include <signal.h>
+#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
@@ -11,10 +14,6 @@
 #include <cstdio>
 #include <memory>
 #include <utility>
-
-#include <spdlog/sinks/basic_file_sink.h>
-#include <spdlog/sinks/stdout_sinks.h>
-#include <spdlog/spdlog.h>
 #include <zmq.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -86,8 +85,10 @@ class Daemon {
 
     const bool threads = config_.workersMode == WorkerMode::kThread;
     ControllerOptions options;
-    options.executor.frameEndpoint = threads ? "inproc://frames" : absl::StrCat("ipc://", config_.runtimeDir, "/frames.sock");
-    options.executor.reportEndpoint = threads ? "inproc://reports" : absl::StrCat("ipc://", config_.runtimeDir, "/reports.sock");
+    options.executor.frameEndpoint =
+        threads ? "inproc://frames" : absl::StrCat("ipc://", config_.runtimeDir, "/frames.sock");
+    options.executor.reportEndpoint =
+        threads ? "inproc://reports" : absl::StrCat("ipc://", config_.runtimeDir, "/reports.sock");
     options.executor.worldSize = static_cast<int>(config_.workersCount);
     options.executor.maxOperatorsInFlight = static_cast<std::uint64_t>(config_.executorMaxOperatorsInFlight);
     options.executor.maxBytesInFlight = static_cast<std::uint64_t>(config_.executorMaxBytesInFlight.bytes);
@@ -133,7 +134,8 @@ class Daemon {
     spdlog::info("ready: {} workers, clients at {}", config_.workersCount, config_.listenSocket);
     notifyReady(absl::StrCat(config_.workersCount, " workers, clients at ", config_.listenSocket));
     const auto watchdog = watchdogInterval();
-    const auto turn = watchdog ? std::chrono::duration_cast<std::chrono::milliseconds>(*watchdog) / 3 : std::chrono::seconds(10);
+    const auto turn =
+        watchdog ? std::chrono::duration_cast<std::chrono::milliseconds>(*watchdog) / 3 : std::chrono::seconds(10);
     while (!stopRequested(turn)) {
       if (watchdog && controller_->sinceLastTurn() < *watchdog) notifyWatchdog();
     }

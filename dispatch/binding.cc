@@ -85,7 +85,8 @@ absl::StatusOr<Value> fromDefault(const c10::Argument& argument, const c10::IVal
     return Value(std::vector<bool>(list.begin(), list.end()));
   }
   if (value.isList() && value.toListRef().empty()) return Value(std::vector<Value>());
-  return absl::UnimplementedError(absl::StrCat("the default of argument '", argument.name(), "' does not cross the wire"));
+  return absl::UnimplementedError(
+      absl::StrCat("the default of argument '", argument.name(), "' does not cross the wire"));
 }
 
 std::optional<c10::Scalar> asScalar(const Value& value) {
@@ -117,7 +118,8 @@ class Converter {
  public:
   Converter(const c10::Argument& argument, c10::Device device) : argument_(argument), device_(device) {}
 
-  absl::StatusOr<c10::IValue> convert(const c10::TypePtr& type, const Value& value, std::optional<std::int32_t> n) const {
+  absl::StatusOr<c10::IValue> convert(const c10::TypePtr& type, const Value& value,
+                                      std::optional<std::int32_t> n) const {
     switch (type->kind()) {
       case c10::TypeKind::OptionalType:
         if (value.isNone()) return c10::IValue();
@@ -164,7 +166,8 @@ class Converter {
         break;
     }
     return absl::InvalidArgumentError(absl::StrCat("argument '", argument_.name(), "' takes ",
-                                                   argument_.real_type()->annotation_str(), ", not ", value.toString()));
+                                                   argument_.real_type()->annotation_str(), ", not ",
+                                                   value.toString()));
   }
 
  private:

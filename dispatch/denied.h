@@ -5,7 +5,8 @@
 
 namespace dtorch {
 
-/// OK, or PERMISSION_DENIED saying why no client may call operator `name`: it reads files, or trusts its indices blindly.
+/// OK, or PERMISSION_DENIED saying why no client may call operator `name`: it reads files, or trusts its indices
+/// blindly.
 absl::Status checkAllowed(const std::string& name);
 
 }  // namespace dtorch

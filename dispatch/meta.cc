@@ -49,7 +49,8 @@ at::Tensor emptyOn(c10::Device device, const TensorMeta& meta) {
 }
 
 // Shapes broadcast; the kernel itself, run on tensors without elements, tells the dtype and refuses what it refuses.
-absl::StatusOr<std::vector<TensorMeta>> inferPointwise(const c10::OperatorHandle& op, const std::vector<Value>& arguments,
+absl::StatusOr<std::vector<TensorMeta>> inferPointwise(const c10::OperatorHandle& op,
+                                                       const std::vector<Value>& arguments,
                                                        absl::Span<const TensorMeta* const> inputs) {
   absl::StatusOr<PreparedCall> call = PreparedCall::create(op, arguments, c10::Device(c10::kCPU));
   if (!call.ok()) return call.status();
@@ -60,7 +61,8 @@ absl::StatusOr<std::vector<TensorMeta>> inferPointwise(const c10::OperatorHandle
   try {
     for (const TensorMeta* input : inputs) {
       shape = at::infer_size(shape, input->shape);
-      empties.push_back(at::empty(std::vector<std::int64_t>(input->shape.size(), 0), at::TensorOptions(toTorch(input->dtype))));
+      empties.push_back(
+          at::empty(std::vector<std::int64_t>(input->shape.size(), 0), at::TensorOptions(toTorch(input->dtype))));
     }
     // As TensorIterator does: the first input of full shape sets the order of the dimensions.
     strides = contiguousStrides(shape);
@@ -87,7 +89,8 @@ absl::StatusOr<std::vector<TensorMeta>> inferPointwise(const c10::OperatorHandle
 absl::StatusOr<std::vector<TensorMeta>> inferMeta(const c10::OperatorHandle& op, const std::vector<Value>& arguments,
                                                   absl::Span<const TensorMeta* const> inputs) {
   const std::string name = nameOf(op.operator_name());
-  const auto* row = std::find_if(kWithoutMetaKernel.begin(), kWithoutMetaKernel.end(), [&](const Row& r) { return r.op == name; });
+  const auto* row =
+      std::find_if(kWithoutMetaKernel.begin(), kWithoutMetaKernel.end(), [&](const Row& r) { return r.op == name; });
   if (row != kWithoutMetaKernel.end() && !inputs.empty()) {
     return std::vector<TensorMeta>{row->shape == Shape::kScalar ? TensorMeta{inputs[0]->dtype, {}, {}} : *inputs[0]};
   }

@@ -79,8 +79,8 @@ absl::StatusOr<c10::OperatorHandle> findOperator(const std::string& name) {
     if (other.name == wanted.name) overloads.push_back(nameOf(other));
   }
   if (overloads.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat("no operator '", name, "'; names are those of PyTorch's schemas, as aten::mm or aten::add.Tensor"));
+    return absl::NotFoundError(absl::StrCat(
+        "no operator '", name, "'; names are those of PyTorch's schemas, as aten::mm or aten::add.Tensor"));
   }
   return absl::NotFoundError(
       absl::StrCat("no operator '", name, "'; its overloads are ", absl::StrJoin(overloads, ", ")));

@@ -1,10 +1,10 @@
 #pragma once
-#include <string>
-#include <vector>
-
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -21,8 +21,8 @@ absl::StatusOr<c10::OperatorHandle> findOperator(const std::string& name);
 /// Thread: run() may be called from several threads at once.
 class PreparedCall {
  public:
-  /// `arguments` are complete, in schema order (see bindArguments in dispatch/binding.h). Device arguments become `device`.
-  /// INVALID_ARGUMENT names the argument that does not fit the schema.
+  /// `arguments` are complete, in schema order (see bindArguments in dispatch/binding.h). Device arguments become
+  /// `device`. INVALID_ARGUMENT names the argument that does not fit the schema.
   static absl::StatusOr<PreparedCall> create(c10::OperatorHandle op, const std::vector<Value>& arguments,
                                              at::Device device);
 

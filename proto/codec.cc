@@ -12,7 +12,8 @@ constexpr int kMaxNesting = 8;
 constexpr std::size_t kMaxMessageBytes = 4096;
 
 absl::StatusOr<DType> dtypeFromWire(int wire) {
-  if (wire <= 0 || wire >= kDTypeCount) return absl::InvalidArgumentError(absl::StrCat("dtype number ", wire, " is unknown"));
+  if (wire <= 0 || wire >= kDTypeCount)
+    return absl::InvalidArgumentError(absl::StrCat("dtype number ", wire, " is unknown"));
   return static_cast<DType>(wire);
 }
 
@@ -41,7 +42,9 @@ struct ValueWriter {
   void operator()(const std::vector<std::int64_t>& v) const {
     out->mutable_integers()->mutable_values()->Add(v.begin(), v.end());
   }
-  void operator()(const std::vector<double>& v) const { out->mutable_reals()->mutable_values()->Add(v.begin(), v.end()); }
+  void operator()(const std::vector<double>& v) const {
+    out->mutable_reals()->mutable_values()->Add(v.begin(), v.end());
+  }
   void operator()(const std::vector<bool>& v) const {
     v1::BoolList* list = out->mutable_booleans();
     for (const bool b : v) list->add_values(b);
@@ -118,7 +121,8 @@ absl::StatusOr<Value> valueFromWire(const v1::Value& wire, int nesting) {
     case v1::Value::kLocalSizes: {
       absl::StatusOr<Placements> placements = fromWire(wire.local_sizes().placements());
       if (!placements.ok()) return placements.status();
-      return Value(LocalSizes{{wire.local_sizes().shape().begin(), wire.local_sizes().shape().end()}, *std::move(placements)});
+      return Value(
+          LocalSizes{{wire.local_sizes().shape().begin(), wire.local_sizes().shape().end()}, *std::move(placements)});
     }
     case v1::Value::KIND_NOT_SET:
       break;
@@ -126,7 +130,8 @@ absl::StatusOr<Value> valueFromWire(const v1::Value& wire, int nesting) {
   return absl::InvalidArgumentError("an argument has no value set, or one of a newer protocol");
 }
 
-/// Bytes of the UTF-8 character at `text[at]`; 0 if none is there: a stray or missing byte, an overlong form, a surrogate.
+/// Bytes of the UTF-8 character at `text[at]`; 0 if none is there: a stray or missing byte, an overlong form, a
+/// surrogate.
 std::size_t characterLength(const std::string& text, std::size_t at) {
   constexpr std::array<std::uint32_t, 5> kSmallest{0, 0, 0x80, 0x800, 0x10000};
   const auto lead = static_cast<unsigned char>(text[at]);

@@ -11,7 +11,8 @@
 
 namespace dtorch {
 
-// The one translation between wire and core types. Everything read is checked: INVALID_ARGUMENT says which field is bad.
+// The one translation between wire and core types. Everything read is checked: INVALID_ARGUMENT says which field is
+// bad.
 
 void toWire(const Placement& placement, v1::Placement* out);
 absl::StatusOr<Placement> fromWire(const v1::Placement& wire);

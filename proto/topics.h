@@ -10,7 +10,8 @@ namespace dtorch {
 
 /// Frames for all ranks of a group.
 inline std::string groupTopic(GroupId group) { return absl::StrCat("g", group, "/"); }
-/// Subscribed by one rank after groupTopic(group): XPUB reports equal subscriptions only once, this one is the rank's own.
+/// Subscribed by one rank after groupTopic(group): XPUB reports equal subscriptions only once, this one is the rank's
+/// own.
 inline std::string groupMarkerTopic(GroupId group, Rank rank) { return absl::StrCat("m", group, "/", rank, "/"); }
 /// Frames for one rank; its subscription shows that the worker hears the publisher, its disappearance that it is gone.
 inline std::string workerTopic(Rank rank) { return absl::StrCat("w", rank, "/"); }

@@ -10,8 +10,8 @@
 
 namespace dtorch {
 
-/// Other processes' segments as this process has mapped them, kept for the next use: mapping 64 MiB with its pages costs
-/// more than copying it. The least recently used go first; whoever holds one keeps it.
+/// Other processes' segments as this process has mapped them, kept for the next use: mapping 64 MiB with its pages
+/// costs more than copying it. The least recently used go first; whoever holds one keeps it.
 ///
 /// Thread: safe.
 class MappedSegments {

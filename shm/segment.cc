@@ -46,7 +46,8 @@ std::size_t availableMemory() {
 absl::StatusOr<Segment> Segment::create(const std::string& label, std::size_t bytes) {
   if (bytes == 0) return absl::InvalidArgumentError(absl::StrCat("segment ", label, " would have no bytes"));
   if (bytes >= kCheckedBytes && bytes > availableMemory()) {
-    return absl::ResourceExhaustedError(absl::StrCat("segment ", label, " of ", bytes, " bytes exceeds available memory"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("segment ", label, " of ", bytes, " bytes exceeds available memory"));
   }
   const int fd = ::memfd_create(label.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return absl::ResourceExhaustedError(absl::StrCat("memfd_create: ", std::strerror(errno)));

@@ -1,9 +1,8 @@
 #pragma once
+#include <boost/interprocess/mapped_region.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <string>
-
-#include <boost/interprocess/mapped_region.hpp>
 
 #include "absl/status/statusor.h"
 

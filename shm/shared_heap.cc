@@ -9,7 +9,8 @@ namespace {
 constexpr std::size_t kSharedRegion = 32 << 20;
 
 std::size_t roundUp(std::size_t bytes) {
-  return (std::max<std::size_t>(bytes, 1) + SharedHeap::kAlignment - 1) / SharedHeap::kAlignment * SharedHeap::kAlignment;
+  return (std::max<std::size_t>(bytes, 1) + SharedHeap::kAlignment - 1) / SharedHeap::kAlignment *
+         SharedHeap::kAlignment;
 }
 }  // namespace
 

@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "proto/codec.h"
 #include "proto/topics.h"
 #include "proto/version.h"
@@ -40,7 +40,8 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::create(zmq::context_t* conte
     reports.bind(options.reportEndpoint);
     return std::unique_ptr<Executor>(new Executor(std::move(frames), std::move(reports), options, listener));
   } catch (const zmq::error_t& error) {
-    return absl::UnavailableError(absl::StrCat("binding ", options.frameEndpoint, " and ", options.reportEndpoint, ": ", error.what()));
+    return absl::UnavailableError(
+        absl::StrCat("binding ", options.frameEndpoint, " and ", options.reportEndpoint, ": ", error.what()));
   }
 }
 
@@ -54,7 +55,8 @@ Executor::Executor(zmq::socket_t frames, zmq::socket_t reports, const ExecutorOp
 
 // ZeroMQ leaves the files of its ipc sockets behind.
 Executor::~Executor() {
-  for (absl::string_view endpoint : {absl::string_view(options_.frameEndpoint), absl::string_view(options_.reportEndpoint)}) {
+  for (absl::string_view endpoint :
+       {absl::string_view(options_.frameEndpoint), absl::string_view(options_.reportEndpoint)}) {
     if (absl::ConsumePrefix(&endpoint, "ipc://")) unlink(std::string(endpoint).c_str());
   }
 }
@@ -101,8 +103,9 @@ void Executor::handleReport(const v1::Report& report) {
       case v1::ReportItem::kHello: {
         WorkerLink& worker = workers_[static_cast<std::size_t>(rank)];
         if (item.hello().protocol() != kProtocolVersion) {
-          listener_->onWorkerFault(rank, absl::FailedPreconditionError(absl::StrCat(
-                                             "it speaks protocol ", item.hello().protocol(), ", this daemon ", kProtocolVersion)));
+          listener_->onWorkerFault(
+              rank, absl::FailedPreconditionError(absl::StrCat("it speaks protocol ", item.hello().protocol(),
+                                                               ", this daemon ", kProtocolVersion)));
           break;
         }
         worker.hello = true;

@@ -1,11 +1,11 @@
 #pragma once
+#include <google/protobuf/arena.h>
+
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <string>
 #include <vector>
-
-#include <google/protobuf/arena.h>
 #include <zmq.hpp>
 
 #include "absl/container/flat_hash_map.h"

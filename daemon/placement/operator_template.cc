@@ -75,7 +75,8 @@ absl::StatusOr<OperatorTemplate> OperatorTemplate::create(const std::string& nam
   std::sort(sorted.begin(), sorted.end());
   for (std::uint32_t i = 0; i < sorted.size(); ++i) {
     if (sorted[i] != i) {
-      return absl::InvalidArgumentError(absl::StrCat("tensor arguments must name inputs 0 to ", sorted.size() - 1, " once each"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor arguments must name inputs 0 to ", sorted.size() - 1, " once each"));
     }
   }
 

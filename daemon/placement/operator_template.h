@@ -1,11 +1,11 @@
 #pragma once
+#include <ATen/core/dispatch/Dispatcher.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <ATen/core/dispatch/Dispatcher.h>
 
 #include "absl/status/statusor.h"
 #include "core/value.h"

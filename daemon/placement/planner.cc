@@ -15,11 +15,13 @@ namespace dtorch {
 namespace {
 
 std::string describe(absl::Span<const TensorLayout* const> inputs) {
-  return absl::StrJoin(inputs, ", ", [](std::string* out, const TensorLayout* layout) { out->append(layout->toString()); });
+  return absl::StrJoin(inputs, ", ",
+                       [](std::string* out, const TensorLayout* layout) { out->append(layout->toString()); });
 }
 
 // Factories whose elements are all alike: each rank makes its own part. The others are made whole, then converted.
-constexpr std::array<absl::string_view, 4> kUniformFactories = {"aten::zeros", "aten::ones", "aten::full", "aten::empty.memory_format"};
+constexpr std::array<absl::string_view, 4> kUniformFactories = {"aten::zeros", "aten::ones", "aten::full",
+                                                                "aten::empty.memory_format"};
 
 bool isUniformFactory(const std::string& name) {
   for (const absl::string_view factory : kUniformFactories) {
@@ -55,7 +57,8 @@ bool keepsPlacement(const OperatorTemplate& op, const Signature& signature) {
 
 }  // namespace
 
-absl::StatusOr<PlannedOperator*> Planner::plan(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs) {
+absl::StatusOr<PlannedOperator*> Planner::plan(const OperatorTemplate& op,
+                                               absl::Span<const TensorLayout* const> inputs) {
   Key key;
   key.push_back(&op);
   for (const TensorLayout* input : inputs) key.push_back(input);
@@ -104,7 +107,8 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
   absl::StatusOr<std::vector<TensorMeta>> outputs = inferMeta(op.op, op.arguments, metas);
   if (!outputs.ok()) return outputs.status();
   if (outputs->size() != op.outputs) {
-    return absl::InvalidArgumentError(absl::StrCat("it returns ", outputs->size(), " tensors, the call expects ", op.outputs));
+    return absl::InvalidArgumentError(
+        absl::StrCat("it returns ", outputs->size(), " tensors, the call expects ", op.outputs));
   }
 
   const int meshDims = mesh->mesh.dims();
@@ -121,7 +125,8 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
     const bool inPlace = isUniformFactory(op.name) && !partial;
     if (inPlace) sizeArguments = {0};
     for (Placements& p : placed) p = inPlace ? wanted : allReplicate(meshDims);
-  } else if (std::all_of(inputs.begin(), inputs.end(), [](const TensorLayout* l) { return isAllReplicate(l->placements); })) {
+  } else if (std::all_of(inputs.begin(), inputs.end(),
+                         [](const TensorLayout* l) { return isAllReplicate(l->placements); })) {
     // Every rank computes the same from the same: right for any deterministic operator, rule or not.
     for (Placements& p : placed) p = allReplicate(meshDims);
   } else {
@@ -147,9 +152,9 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
         for (const Signature& signature : *signatures) {
           if (keepsPlacement(op, signature)) accepted.push_back(signature.toString());
         }
-        return absl::InvalidArgumentError(absl::StrCat("inputs ", describe(inputs), " are placed as no rule accepts on mesh dimension ",
-                                                       m, "; accepted: ", absl::StrJoin(accepted, " | "),
-                                                       "; redistribute an input"));
+        return absl::InvalidArgumentError(
+            absl::StrCat("inputs ", describe(inputs), " are placed as no rule accepts on mesh dimension ", m,
+                         "; accepted: ", absl::StrJoin(accepted, " | "), "; redistribute an input"));
       }
       for (std::size_t o = 0; o < placed.size(); ++o) placed[o].push_back(match->outputs[o]);
     }
@@ -161,7 +166,8 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
   kernel->set_outputs(op.outputs);
   kernel->set_mutates(!op.mutated.empty());
   for (std::size_t a = 0; a < op.arguments.size(); ++a) {
-    const bool isSize = std::find(sizeArguments.begin(), sizeArguments.end(), static_cast<int>(a)) != sizeArguments.end();
+    const bool isSize =
+        std::find(sizeArguments.begin(), sizeArguments.end(), static_cast<int>(a)) != sizeArguments.end();
     toWire(isSize ? Value(LocalSizes{(*outputs)[0].shape, placed[0]}) : op.arguments[a], kernel->add_arguments());
   }
   auto slot = static_cast<std::uint32_t>(inputs.size());

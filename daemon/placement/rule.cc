@@ -49,7 +49,8 @@ absl::StatusOr<int> RuleCall::dimension(const std::string& name, std::size_t dim
   const std::int64_t count = std::max<std::int64_t>(static_cast<std::int64_t>(dims), 1);
   const std::int64_t dim = *given < 0 ? *given + count : *given;
   if (dim < 0 || dim >= count) {
-    return absl::InvalidArgumentError(absl::StrCat("argument '", name, "' is ", *given, "; the tensor has ", dims, " dimensions"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("argument '", name, "' is ", *given, "; the tensor has ", dims, " dimensions"));
   }
   return static_cast<int>(dim);
 }
@@ -69,7 +70,8 @@ absl::StatusOr<std::vector<int>> RuleCall::dimensions(const std::string& name, s
   for (const std::int64_t dim : given) {
     const std::int64_t wrapped = dim < 0 ? dim + count : dim;
     if (wrapped < 0 || wrapped >= count) {
-      return absl::InvalidArgumentError(absl::StrCat("argument '", name, "' holds ", dim, "; the tensor has ", dims, " dimensions"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("argument '", name, "' holds ", dim, "; the tensor has ", dims, " dimensions"));
     }
     result.push_back(static_cast<int>(wrapped));
   }

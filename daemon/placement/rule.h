@@ -1,8 +1,8 @@
 #pragma once
+#include <ATen/core/function_schema.h>
+
 #include <string>
 #include <vector>
-
-#include <ATen/core/function_schema.h>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"

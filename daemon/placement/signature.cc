@@ -27,7 +27,8 @@ void addUnlessPresent(Signature signature, std::vector<Signature>* all) {
 std::string Signature::toString() const { return absl::StrCat(join(inputs), " -> ", join(outputs)); }
 
 std::vector<Signature> signaturesOf(const Factors& factors) {
-  const Signature replicate{std::vector<Placement>(factors.inputs.size()), std::vector<Placement>(factors.outputs.size())};
+  const Signature replicate{std::vector<Placement>(factors.inputs.size()),
+                            std::vector<Placement>(factors.outputs.size())};
   std::vector<Signature> all = {replicate};
 
   for (int factor = 0; factor < factors.count; ++factor) {

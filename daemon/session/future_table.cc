@@ -52,7 +52,7 @@ void FutureTable::resolve(Rank rank, const v1::FetchedValue& value, OperandFailu
   pending_.erase(it);
   if (failure == nullptr && value.has_error()) {
     failure = std::make_shared<OperandFailure>(OperandFailure{fromWire(value.error()), value.error().operator_name(),
-                                                value.error().rank() - 1, value.error().site()});
+                                                              value.error().rank() - 1, value.error().site()});
   }
   Segment segment;
   if (failure == nullptr && value.has_segment()) {

@@ -14,8 +14,8 @@
 
 namespace dtorch {
 
-/// Futures that clients await: each is resolved exactly once, with a value or an error. Large values are sent on as fast
-/// as the client takes them.
+/// Futures that clients await: each is resolved exactly once, with a value or an error. Large values are sent on as
+/// fast as the client takes them.
 ///
 /// Thread: the controller loop's.
 class FutureTable {

@@ -12,8 +12,8 @@ namespace dtorch {
 struct OperandFailure {
   absl::Status status;
   std::string operatorName;
-  Rank rank = -1;    // -1: on the daemon
-  std::string site;  // of the client's call
+  Rank rank = -1;         // -1: on the daemon
+  std::string site;       // of the client's call
   bool observed = false;  // some future has delivered it
 };
 using OperandFailurePtr = std::shared_ptr<OperandFailure>;

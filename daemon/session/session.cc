@@ -84,9 +84,9 @@ void Session::protocolError(const absl::Status& status) {
 void Session::hello(const v1::ClientHello& hello) {
   if (greeted_) return protocolError(absl::InvalidArgumentError("a second hello on one stream"));
   if (hello.protocol() != kProtocolVersion) {
-    return protocolError(absl::FailedPreconditionError(
-        absl::StrCat("the client speaks protocol ", hello.protocol(), ", dtorchd ", kDtorchVersion, " speaks ",
-                     kProtocolVersion, ": install matching versions")));
+    return protocolError(absl::FailedPreconditionError(absl::StrCat("the client speaks protocol ", hello.protocol(),
+                                                                    ", dtorchd ", kDtorchVersion, " speaks ",
+                                                                    kProtocolVersion, ": install matching versions")));
   }
   greeted_ = true;
   client_ = printable(hello.client(), 256);
@@ -147,7 +147,8 @@ std::string Session::site(std::uint32_t id) const {
 }
 
 OperandFailurePtr Session::fail(absl::Status status, std::string operatorName, std::uint32_t siteId) {
-  auto failure = std::make_shared<OperandFailure>(OperandFailure{std::move(status), std::move(operatorName), -1, site(siteId)});
+  auto failure =
+      std::make_shared<OperandFailure>(OperandFailure{std::move(status), std::move(operatorName), -1, site(siteId)});
   ++failed_;
   ++services_->failed;
   if (unobserved_.size() < kRememberedFailures) unobserved_.push_back(failure);
@@ -155,7 +156,8 @@ OperandFailurePtr Session::fail(absl::Status status, std::string operatorName, s
 }
 
 OperandFailurePtr Session::unknownTensor(TensorId tensor, const std::string& operatorName, std::uint32_t siteId) {
-  return fail(absl::NotFoundError(absl::StrCat("tensor ", tensor, " is not one of this session: it was never made, or it has been released")),
+  return fail(absl::NotFoundError(absl::StrCat(
+                  "tensor ", tensor, " is not one of this session: it was never made, or it has been released")),
               operatorName, siteId);
 }
 
@@ -179,10 +181,12 @@ bool Session::addTensor(TensorId tensor, Operand operand) {
   return true;
 }
 
-OperandFailurePtr Session::reportedFailure(OperatorNumber root, Rank rank, std::uint32_t siteId, const v1::Status& error) {
+OperandFailurePtr Session::reportedFailure(OperatorNumber root, Rank rank, std::uint32_t siteId,
+                                           const v1::Status& error) {
   OperandFailurePtr& failure = reported_[root];
   if (failure == nullptr) {
-    failure = std::make_shared<OperandFailure>(OperandFailure{fromWire(error), error.operator_name(), rank, site(siteId)});
+    failure =
+        std::make_shared<OperandFailure>(OperandFailure{fromWire(error), error.operator_name(), rank, site(siteId)});
     ++failed_;
     ++services_->failed;
     if (unobserved_.size() < kRememberedFailures) unobserved_.push_back(failure);
@@ -267,12 +271,13 @@ void Session::defineMesh(const v1::MeshDefinition& definition) {
   if (!wanted.ok()) return protocolError(wanted.status());
   for (const Rank rank : wanted->ranks()) {
     if (rank >= services_->worldSize) {
-      return protocolError(absl::InvalidArgumentError(
-          absl::StrCat("mesh ", wanted->toString(), " names rank ", rank, "; this daemon has ", services_->worldSize, " workers")));
+      return protocolError(absl::InvalidArgumentError(absl::StrCat(
+          "mesh ", wanted->toString(), " names rank ", rank, "; this daemon has ", services_->worldSize, " workers")));
     }
   }
   if (wanted->deviceType() != DeviceType::kCpu) {
-    return protocolError(absl::InvalidArgumentError(absl::StrCat("mesh ", wanted->toString(), ": the workers' devices are cpu")));
+    return protocolError(
+        absl::InvalidArgumentError(absl::StrCat("mesh ", wanted->toString(), ": the workers' devices are cpu")));
   }
   auto [it, isNew] = services_->meshes.try_emplace(*wanted, PlacedMesh{*wanted, 0});
   if (isNew) it->second.group = services_->executor->groupOf(wanted->ranks());
@@ -324,8 +329,8 @@ bool Session::runCall(const v1::Command& command) {
   const OperatorTemplate& op = *entry.op;
   if (static_cast<std::uint32_t>(command.inputs_size()) != op.inputs) {
     poison(command.first_output(), op.outputs,
-           fail(absl::InvalidArgumentError(absl::StrCat("its arguments hold ", op.inputs, " tensors, the call gives ",
-                                                        command.inputs_size())),
+           fail(absl::InvalidArgumentError(
+                    absl::StrCat("its arguments hold ", op.inputs, " tensors, the call gives ", command.inputs_size())),
                 op.name, command.site()));
     return true;
   }
@@ -372,12 +377,13 @@ absl::Status Session::checkQuota(absl::Span<const TensorLayout* const> added) co
   std::uint64_t bytes = tensorBytes_;
   for (const TensorLayout* layout : added) bytes += static_cast<std::uint64_t>(layout->meta.bytes());
   if (tensors_.size() + added.size() > limits.maxTensors) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the session would hold more than session.max_tensors = ", limits.maxTensors, " tensors; release some"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the session would hold more than session.max_tensors = ", limits.maxTensors, " tensors; release some"));
   }
   if (bytes > limits.maxBytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("the session would hold ", bytes, " bytes, more than session.max_bytes = ",
-                                                     limits.maxBytes, "; release some tensors"));
+    return absl::ResourceExhaustedError(absl::StrCat("the session would hold ", bytes,
+                                                     " bytes, more than session.max_bytes = ", limits.maxBytes,
+                                                     "; release some tensors"));
   }
   return absl::OkStatus();
 }
@@ -433,7 +439,8 @@ absl::StatusOr<TensorLayout> Session::checkPut(const v1::Put& put) const {
   std::uint64_t bytes = static_cast<std::uint64_t>(meta->bytes());
   if (put.parts()) {
     if (put.part_shapes_size() != deviceMesh.size()) {
-      return absl::InvalidArgumentError(absl::StrCat(put.part_shapes_size(), " parts for the ", deviceMesh.size(), " ranks of the mesh"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(put.part_shapes_size(), " parts for the ", deviceMesh.size(), " ranks of the mesh"));
     }
     bytes = 0;
     for (int i = 0; i < put.part_shapes_size(); ++i) {
@@ -441,17 +448,19 @@ absl::StatusOr<TensorLayout> Session::checkPut(const v1::Put& put) const {
       absl::StatusOr<TensorMeta> part = makeMeta(meta->dtype, given);
       if (!part.ok()) return part.status();
       const Rank rank = deviceMesh.ranks()[static_cast<std::size_t>(i)];
-      const std::vector<std::int64_t> expected = localShape(meta->shape, deviceMesh, *placements, *deviceMesh.coordinate(rank));
+      const std::vector<std::int64_t> expected =
+          localShape(meta->shape, deviceMesh, *placements, *deviceMesh.coordinate(rank));
       if (given != expected) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("rank ", rank, "'s part of ", meta->toString(), " ", toString(*placements), " must be of shape ",
-                         localShapeText(expected), ", not ", localShapeText(given), ": parts are split as torch.chunk does"));
+        return absl::InvalidArgumentError(absl::StrCat(
+            "rank ", rank, "'s part of ", meta->toString(), " ", toString(*placements), " must be of shape ",
+            localShapeText(expected), ", not ", localShapeText(given), ": parts are split as torch.chunk does"));
       }
       bytes += static_cast<std::uint64_t>(part->bytes());
     }
   }
   if (put.total_bytes() != bytes || put.inline_bytes().size() > bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(meta->toString(), " takes ", bytes, " bytes, the put announces ", put.total_bytes()));
+    return absl::InvalidArgumentError(
+        absl::StrCat(meta->toString(), " takes ", bytes, " bytes, the put announces ", put.total_bytes()));
   }
   return TensorLayout{*std::move(meta), *placedOn, *std::move(placements)};
 }
@@ -485,8 +494,8 @@ bool Session::put(const v1::Put& put, std::uint32_t siteId) {
     if (!status.ok()) incoming.failure = fail(status, "put", siteId);
     if (!put.inline_bytes().empty()) receive(0, put.inline_bytes());
   } else if (incoming_->tensor != put.tensor()) {
-    protocolError(absl::InvalidArgumentError(absl::StrCat("a put of tensor ", put.tensor(), " before the one of tensor ",
-                                                          incoming_->tensor, " is complete")));
+    protocolError(absl::InvalidArgumentError(absl::StrCat(
+        "a put of tensor ", put.tensor(), " before the one of tensor ", incoming_->tensor, " is complete")));
     return true;
   }
   return finishPut();
@@ -505,7 +514,8 @@ void Session::receive(std::uint64_t offset, const std::string& data) {
 
 bool Session::putChunk(const v1::PutChunk& chunk) {
   if (incoming_ == nullptr || incoming_->tensor != chunk.tensor()) {
-    protocolError(absl::InvalidArgumentError(absl::StrCat("bytes of tensor ", chunk.tensor(), " without a put that waits for them")));
+    protocolError(absl::InvalidArgumentError(
+        absl::StrCat("bytes of tensor ", chunk.tensor(), " without a put that waits for them")));
     return true;
   }
   Incoming& incoming = *incoming_;
@@ -514,8 +524,8 @@ bool Session::putChunk(const v1::PutChunk& chunk) {
   if (!again) {
     if (chunk.offset() != incoming.received || chunk.data().size() > incoming.totalBytes - incoming.received) {
       protocolError(absl::InvalidArgumentError(
-          absl::StrCat("bytes ", chunk.offset(), " to ", chunk.offset() + chunk.data().size(), " of tensor ", chunk.tensor(),
-                       "; expected from ", incoming.received, ", ", incoming.totalBytes, " in all")));
+          absl::StrCat("bytes ", chunk.offset(), " to ", chunk.offset() + chunk.data().size(), " of tensor ",
+                       chunk.tensor(), "; expected from ", incoming.received, ", ", incoming.totalBytes, " in all")));
       return true;
     }
     receive(chunk.offset(), chunk.data());
@@ -562,7 +572,8 @@ bool Session::get(const v1::Command& command) {
   const v1::Get& wanted = command.get();
   const auto it = tensors_.find(wanted.tensor());
   if (it == tensors_.end()) {
-    FutureTable::sendError(channel_.get(), wanted.future(), unknownTensor(wanted.tensor(), "get", command.site()).get());
+    FutureTable::sendError(channel_.get(), wanted.future(),
+                           unknownTensor(wanted.tensor(), "get", command.site()).get());
     return true;
   }
   if (it->second.failure != nullptr) {
@@ -579,7 +590,8 @@ bool Session::get(const v1::Command& command) {
   const bool gather = !wanted.local() && !isAllReplicate(layout->placements);
   PlannedOperator* plan = nullptr;
   if (status.ok() && gather) {
-    absl::StatusOr<PlannedOperator*> planned = services_->planner->planRedistribute(layout, allReplicate(deviceMesh.dims()));
+    absl::StatusOr<PlannedOperator*> planned =
+        services_->planner->planRedistribute(layout, allReplicate(deviceMesh.dims()));
     status = planned.status();
     if (status.ok()) plan = *planned;
   }
@@ -600,7 +612,8 @@ bool Session::get(const v1::Command& command) {
 void Session::describe(const v1::Describe& describe) {
   const auto it = tensors_.find(describe.tensor());
   if (it == tensors_.end()) {
-    return FutureTable::sendError(channel_.get(), describe.future(), unknownTensor(describe.tensor(), "describe", 0).get());
+    return FutureTable::sendError(channel_.get(), describe.future(),
+                                  unknownTensor(describe.tensor(), "describe", 0).get());
   }
   if (it->second.failure != nullptr) {
     return FutureTable::sendError(channel_.get(), describe.future(), it->second.failure.get());

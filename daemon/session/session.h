@@ -15,22 +15,22 @@
 #include "daemon/placement/operator_template.h"
 #include "daemon/placement/planner.h"
 #include "daemon/rpc/session_channel.h"
-#include "daemon/session/operand_failure.h"
 #include "daemon/session/future_table.h"
+#include "daemon/session/operand_failure.h"
 #include "shm/segment.h"
 
 namespace dtorch {
 
 /// A tensor of a session: what is known of it on the daemon.
 struct Operand {
-  OperandId id = 0;              // 0: no worker has it, because of `failure`
+  OperandId id = 0;  // 0: no worker has it, because of `failure`
   const TensorLayout* layout = nullptr;
   OperandFailurePtr failure;
 };
 
 struct SessionLimits {
-  std::size_t maxTensors = 0;       // session.max_tensors
-  std::uint64_t maxBytes = 0;       // session.max_bytes
+  std::size_t maxTensors = 0;  // session.max_tensors
+  std::uint64_t maxBytes = 0;  // session.max_bytes
 };
 
 /// Counts and tables shared by all sessions of a daemon. Thread: the controller loop's.
@@ -91,8 +91,8 @@ class Session {
     Segment segment;
     std::uint64_t totalBytes = 0;
     std::uint64_t received = 0;
-    bool waiting = false;  // complete, but its group is not usable yet
-    OperandFailurePtr failure;    // found at the start; the bytes that still come are swallowed
+    bool waiting = false;       // complete, but its group is not usable yet
+    OperandFailurePtr failure;  // found at the start; the bytes that still come are swallowed
   };
 
   // These return false when the command must wait for its group, and have then changed nothing.

@@ -22,7 +22,7 @@ int main(int argc, char** argv) {
   Tensor w = (*session)->put(HostView::of(weight, {2, 2}), mesh, {Placement::replicate()});
 
   // Nothing here waits: the operators are on their way to the workers.
-  Tensor y = mm(x, w);                                                           // Shard(0)
+  Tensor y = mm(x, w);                                                              // Shard(0)
   Tensor total = call("aten::sum.dim_IntList", {y, std::vector<std::int64_t>{0}});  // Partial(sum)
 
   // Only a value blocks. It is gathered, here by an all_reduce; or it is the first error that it depends on.

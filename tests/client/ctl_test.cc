@@ -81,7 +81,8 @@ TEST_CASE("The exit code tells the daemon's health") {
   FakeDaemon::Options options;
   options.status = exampleStatus(health);
   FakeDaemon daemon(options);
-  for (const char* command : {"status", "workers", "sessions"}) CHECK(run(daemon.socket(), {command}).exitCode == exitCode);
+  for (const char* command : {"status", "workers", "sessions"})
+    CHECK(run(daemon.socket(), {command}).exitCode == exitCode);
 }
 
 TEST_CASE("A daemon that is not there, does not answer or refuses is exit code 2, told within the time limit") {
@@ -186,7 +187,8 @@ TEST_CASE("A wrong command line is exit code 2, help is 0") {
   CHECK(run("x", {"status", "--timeout", "-1"}).exitCode == kExitUnreachable);
   const Outcome help = run("x", {"--help"});
   CHECK(help.exitCode == 0);
-  for (const char* command : {"status", "workers", "sessions", "stop", "version"}) CHECK_THAT(help.out, Contains(command));
+  for (const char* command : {"status", "workers", "sessions", "stop", "version"})
+    CHECK_THAT(help.out, Contains(command));
 }
 
 TEST_CASE("Names from the wire cannot garble the table") {

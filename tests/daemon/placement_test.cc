@@ -77,8 +77,9 @@ TEST_CASE("a scalar is never added once a rank") {
 
 TEST_CASE("a refusal lists what was given and what would do") {
   Bench bench;
-  const auto refused = bench.plan("aten::mm", {{TensorArg{0}, TensorArg{1}}, {}},
-                                  {bench.layout({4, 4}, Placement::shard(0)), bench.layout({4, 4}, Placement::shard(0))});
+  const auto refused =
+      bench.plan("aten::mm", {{TensorArg{0}, TensorArg{1}}, {}},
+                 {bench.layout({4, 4}, Placement::shard(0)), bench.layout({4, 4}, Placement::shard(0))});
   CHECK(absl::IsInvalidArgument(refused.status()));
   const std::string message(refused.status().message());
   CHECK(message.find("float32[4, 4] [S(0)], float32[4, 4] [S(0)]") != std::string::npos);
@@ -151,7 +152,8 @@ TEST_CASE("templates are checked against the schema") {
 
 TEST_CASE("every row of the rule tables names an operator, once") {
   std::vector<std::string> names;
-  for (const absl::Span<const Rule> rules : {pointwiseRules(), matmulRules(), reductionRules(), alongDimRules(), viewRules()}) {
+  for (const absl::Span<const Rule> rules :
+       {pointwiseRules(), matmulRules(), reductionRules(), alongDimRules(), viewRules()}) {
     for (const Rule& rule : rules) {
       INFO(std::string(rule.op));
       CHECK(findOperator(std::string(rule.op)).ok());

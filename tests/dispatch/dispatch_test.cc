@@ -32,7 +32,8 @@ absl::StatusOr<std::vector<at::Tensor>> callOperator(const std::string& name, co
   return outputs;
 }
 
-std::vector<TensorMeta> metaOf(const std::string& name, const Arguments& arguments, const std::vector<TensorMeta>& inputs) {
+std::vector<TensorMeta> metaOf(const std::string& name, const Arguments& arguments,
+                               const std::vector<TensorMeta>& inputs) {
   const c10::OperatorHandle op = *findOperator(name);
   std::vector<const TensorMeta*> pointers;
   for (const TensorMeta& input : inputs) pointers.push_back(&input);
@@ -70,7 +71,8 @@ TEST_CASE("scalars keep kind and bits; what does not fit names the argument") {
   const auto sum = callOperator("aten::add.Scalar", {{TensorArg{0}, std::int64_t{9007199254740993}}, {}}, {ints});
   REQUIRE(sum.ok());
   CHECK((*sum)[0].item<std::int64_t>() == 9007199254740993);
-  const auto least = callOperator("aten::add.Scalar", {{TensorArg{0}, std::numeric_limits<std::int64_t>::min()}, {}}, {ints});
+  const auto least =
+      callOperator("aten::add.Scalar", {{TensorArg{0}, std::numeric_limits<std::int64_t>::min()}, {}}, {ints});
   CHECK((*least)[0].item<std::int64_t>() == std::numeric_limits<std::int64_t>::min());
   const auto promoted = callOperator("aten::mul.Tensor", {{TensorArg{0}, 0.1}, {}}, {at::full({1}, 77, at::kInt)});
   CHECK((*promoted)[0].scalar_type() == at::kFloat);
@@ -90,8 +92,8 @@ TEST_CASE("lists: of tensors, with None, and one int for int[2]") {
   REQUIRE(pool.ok());
   CHECK((*pool)[0].sizes() == at::IntArrayRef({1, 1, 2, 2}));
   const at::Tensor index = at::arange(2);
-  const auto indexed =
-      callOperator("aten::index.Tensor", {{TensorArg{0}, TensorListArg{{std::nullopt, 1u}}}, {}}, {at::rand({3, 4}), index});
+  const auto indexed = callOperator("aten::index.Tensor", {{TensorArg{0}, TensorListArg{{std::nullopt, 1u}}}, {}},
+                                    {at::rand({3, 4}), index});
   REQUIRE(indexed.ok());
   CHECK((*indexed)[0].sizes() == at::IntArrayRef({3, 2}));
 }
@@ -107,8 +109,8 @@ TEST_CASE("metadata without data: Meta kernels, pointwise operators without one,
   CHECK(metaOf("aten::relu", {{TensorArg{0}}, {}}, {floats({5, 4})})[0] == floats({5, 4}));
   CHECK(metaOf("aten::abs", {{TensorArg{0}}, {}}, {*makeMeta(DType::kComplex64, {3})})[0] == floats({3}));
   CHECK(metaOf("aten::max", {{TensorArg{0}}, {}}, {floats({5, 4})})[0] == floats({}));
-  CHECK(metaOf("aten::add.Tensor", {{TensorArg{0}, TensorArg{1}}, {}}, {floats({5, 1}), *makeMeta(DType::kInt64, {3})})[0] ==
-        floats({5, 3}));
+  CHECK(metaOf("aten::add.Tensor", {{TensorArg{0}, TensorArg{1}}, {}},
+               {floats({5, 1}), *makeMeta(DType::kInt64, {3})})[0] == floats({5, 3}));
   TensorMeta transposed = floats({4, 5});
   transposed.strides = {1, 4};
   CHECK(metaOf("aten::t", {{TensorArg{0}}, {}}, {floats({5, 4})})[0] == transposed);

@@ -149,8 +149,9 @@ TEST_CASE("wrong calls get a status, and everything goes on") {
     CHECK(daemon.status().operators_failed() >= 1);
   }
   SECTION("sizes that overflow or do not fit") {
-    for (const Sizes& sizes : {Sizes{2, 2, 1, std::int64_t{1} << 61}, Sizes(64, 2), Sizes{std::int64_t{1} << 32, std::int64_t{1} << 32},
-                               Sizes{std::int64_t{1} << 62, 4}, Sizes{-1, 3}, Sizes{std::int64_t{1} << 40}}) {
+    for (const Sizes& sizes :
+         {Sizes{2, 2, 1, std::int64_t{1} << 61}, Sizes(64, 2), Sizes{std::int64_t{1} << 32, std::int64_t{1} << 32},
+          Sizes{std::int64_t{1} << 62, 4}, Sizes{-1, 3}, Sizes{std::int64_t{1} << 40}}) {
       const absl::Status error = errorOf(session->call("aten::zeros", {sizes}));
       CHECK((absl::IsInvalidArgument(error) || absl::IsResourceExhausted(error)));
     }
@@ -160,7 +161,8 @@ TEST_CASE("wrong calls get a status, and everything goes on") {
   }
   SECTION("ranks, meshes and placements that do not exist") {
     CHECK_FALSE(session->mesh({0, 7}).ok());
-    CHECK(absl::IsInvalidArgument(errorOf(session->put(HostView::of(four, {2, 2}), session->mesh(), {Placement::shard(5)}))));
+    CHECK(absl::IsInvalidArgument(
+        errorOf(session->put(HostView::of(four, {2, 2}), session->mesh(), {Placement::shard(5)}))));
     CHECK(absl::IsInvalidArgument(errorOf(x.redistribute({Placement::shard(2)}))));
     CHECK(absl::IsInvalidArgument(errorOf(x.redistribute({Placement::replicate(), Placement::replicate()}))));
     CHECK_FALSE(x.getLocal(9).wait(kDeadline).ok());
@@ -184,7 +186,8 @@ TEST_CASE("values of every size cross both ways") {
     std::vector<std::uint8_t> data(bytes);
     for (std::size_t i = 0; i < bytes; i += 997) data[i] = static_cast<std::uint8_t>(random());
     const Placement placement = bytes % 2 == 0 ? Placement::shard(0) : Placement::replicate();
-    const Tensor tensor = session->put(HostView::of(data, {static_cast<std::int64_t>(bytes)}), session->mesh(), {placement});
+    const Tensor tensor =
+        session->put(HostView::of(data, {static_cast<std::int64_t>(bytes)}), session->mesh(), {placement});
     const auto back = tensor.get().wait(std::chrono::seconds(60));
     INFO(bytes << " bytes: " << back.status());
     REQUIRE(back.ok());

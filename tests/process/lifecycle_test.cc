@@ -21,11 +21,12 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kDeadline = std::chrono::seconds(20);
 
 double sumOfOnes(Session& session) {
-  const auto sum = session
-                       .call("aten::sum", {session.call("aten::ones", {Sizes{8}},
-                                                        {.mesh = session.mesh(), .placements = {Placement::shard(0)}})})
-                       .get()
-                       .wait(kDeadline);
+  const auto sum =
+      session
+          .call("aten::sum",
+                {session.call("aten::ones", {Sizes{8}}, {.mesh = session.mesh(), .placements = {Placement::shard(0)}})})
+          .get()
+          .wait(kDeadline);
   REQUIRE(sum.ok());
   return *sum->item();
 }
@@ -138,13 +139,14 @@ TEST_CASE("a second daemon on the same address ends, and names the first") {
 }
 
 TEST_CASE("a worker that does not come up is named, with what it said") {
-  const std::filesystem::path folder = std::filesystem::temp_directory_path() / ("dtorch-lifecycle-" + std::to_string(getpid()));
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("dtorch-lifecycle-" + std::to_string(getpid()));
   std::filesystem::create_directories(folder);
   const std::filesystem::path broken = folder / "worker";
   std::ofstream(broken) << "#!/bin/sh\necho no luck today\nexec sleep 60\n";
   std::filesystem::permissions(broken, std::filesystem::perms::owner_all);
-  const ProgramResult result = runProgram({binFolder() + "/dtorchd", "--runtime.dir", (folder / "run").string(), "--worker.binary",
-                                           broken.string(), "--workers.start_timeout", "1s"},
+  const ProgramResult result = runProgram({binFolder() + "/dtorchd", "--runtime.dir", (folder / "run").string(),
+                                           "--worker.binary", broken.string(), "--workers.start_timeout", "1s"},
                                           std::chrono::seconds(30));
   CHECK(result.exitCode == 1);
   CHECK(result.output.find("worker 0") != std::string::npos);

@@ -1,5 +1,5 @@
-// Every operator of the list, on every combination of placements of its inputs: the value is LibTorch's on whole tensors
-// in one process, the same on each rank that holds a replica, or the call is refused. Never a wrong value.
+// Every operator of the list, on every combination of placements of its inputs: the value is LibTorch's on whole
+// tensors in one process, the same on each rank that holds a replica, or the call is refused. Never a wrong value.
 #include <ATen/ATen.h>
 
 #include <functional>
@@ -30,14 +30,18 @@ struct Case {
 };
 
 HostView viewOf(const at::Tensor& tensor) {
-  return HostView::raw(tensor.const_data_ptr(), tensor.nbytes(), tensor.scalar_type() == at::kLong ? DType::kInt64 : DType::kFloat64,
-                       tensor.sizes().vec());
+  return HostView::raw(tensor.const_data_ptr(), tensor.nbytes(),
+                       tensor.scalar_type() == at::kLong ? DType::kInt64 : DType::kFloat64, tensor.sizes().vec());
 }
 
 at::Tensor toTensor(const HostTensor& host) {
-  const std::map<DType, at::ScalarType> types = {
-      {DType::kFloat64, at::kDouble}, {DType::kInt64, at::kLong}, {DType::kBool, at::kBool}, {DType::kFloat32, at::kFloat}};
-  return at::from_blob(const_cast<std::byte*>(host.bytes().data()), host.shape(), at::TensorOptions(types.at(host.dtype()))).clone();
+  const std::map<DType, at::ScalarType> types = {{DType::kFloat64, at::kDouble},
+                                                 {DType::kInt64, at::kLong},
+                                                 {DType::kBool, at::kBool},
+                                                 {DType::kFloat32, at::kFloat}};
+  return at::from_blob(const_cast<std::byte*>(host.bytes().data()), host.shape(),
+                       at::TensorOptions(types.at(host.dtype())))
+      .clone();
 }
 
 // Uploads what each rank shall hold; the summands of a Partial differ from rank to rank and add up to the value.
@@ -70,16 +74,34 @@ at::Tensor random(std::vector<std::int64_t> shape) { return at::rand(shape, at::
 
 std::vector<Argument> all(const std::vector<Tensor>& t) { return {t.begin(), t.end()}; }
 
-#define UNARY(name) \
-  { "aten::" #name, {random({5, 4})}, all, [](const Inputs& in) { return at::name(in[0]); } }
-#define BINARY(name, a, b) \
-  { "aten::" #name ".Tensor", {a, b}, all, [](const Inputs& in) { return at::name(in[0], in[1]); } }
+#define UNARY(name)                                                                         \
+  {                                                                                         \
+    "aten::" #name, {random({5, 4})}, all, [](const Inputs& in) { return at::name(in[0]); } \
+  }
+#define BINARY(name, a, b)                                                                         \
+  {                                                                                                \
+    "aten::" #name ".Tensor", {a, b}, all, [](const Inputs& in) { return at::name(in[0], in[1]); } \
+  }
 
 std::vector<Case> cases() {
   const auto ints = std::vector<std::int64_t>{};
   return {
-      UNARY(neg), UNARY(exp), UNARY(relu), UNARY(sigmoid), UNARY(tanh), UNARY(abs), UNARY(square), UNARY(sum), UNARY(mean),
-      UNARY(max), UNARY(argmax), UNARY(t), UNARY(clone), UNARY(zeros_like), UNARY(squeeze), UNARY(cos),
+      UNARY(neg),
+      UNARY(exp),
+      UNARY(relu),
+      UNARY(sigmoid),
+      UNARY(tanh),
+      UNARY(abs),
+      UNARY(square),
+      UNARY(sum),
+      UNARY(mean),
+      UNARY(max),
+      UNARY(argmax),
+      UNARY(t),
+      UNARY(clone),
+      UNARY(zeros_like),
+      UNARY(squeeze),
+      UNARY(cos),
       BINARY(add, random({5, 4}), random({5, 4})),
       BINARY(add, random({5, 4}), random({4})),
       BINARY(add, random({5, 1}), random({5, 4})),
@@ -88,107 +110,259 @@ std::vector<Case> cases() {
       BINARY(div, random({5, 4}), random({4})),
       BINARY(eq, at::arange(6), at::arange(6).flip(0)),
       BINARY(maximum, random({5, 4}), random({5, 4})),
-      {"aten::maximum", {random({5, 4}), random({5, 4})}, all, [](const Inputs& in) { return at::maximum(in[0], in[1]); }},
-      {"aten::add.Scalar", {random({5, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], 10.0}; },
+      {"aten::maximum",
+       {random({5, 4}), random({5, 4})},
+       all,
+       [](const Inputs& in) { return at::maximum(in[0], in[1]); }},
+      {"aten::add.Scalar",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], 10.0};
+       },
        [](const Inputs& in) { return at::add(in[0], 10.0); }},
-      {"aten::mul.Scalar", {random({5, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], 3}; },
+      {"aten::mul.Scalar",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], 3};
+       },
        [](const Inputs& in) { return at::mul(in[0], 3); }},
-      {"aten::add.Tensor", {random({5, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], 10}; },
+      {"aten::add.Tensor",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], 10};
+       },
        [](const Inputs& in) { return at::add(in[0], 10); }},
-      {"aten::mul.Tensor", {random({5, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], 0.5}; },
+      {"aten::mul.Tensor",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], 0.5};
+       },
        [](const Inputs& in) { return at::mul(in[0], 0.5); }},
-      {"aten::gt.Scalar", {random({5, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], 0.0}; },
+      {"aten::gt.Scalar",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], 0.0};
+       },
        [](const Inputs& in) { return at::gt(in[0], 0.0); }},
-      {"aten::lerp.Scalar", {random({5, 4}), random({4})},
-       [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], t[1], 0.25}; },
+      {"aten::lerp.Scalar",
+       {random({5, 4}), random({4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], t[1], 0.25};
+       },
        [](const Inputs& in) { return at::lerp(in[0], in[1], 0.25); }},
-      {"aten::clamp", {random({5, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], -1, 1}; },
+      {"aten::clamp",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], -1, 1};
+       },
        [](const Inputs& in) { return at::clamp(in[0], -1, 1); }},
       {"aten::mm", {random({5, 4}), random({4, 3})}, all, [](const Inputs& in) { return at::mm(in[0], in[1]); }},
-      {"aten::addmm", {random({3}), random({5, 4}), random({4, 3})}, all,
+      {"aten::addmm",
+       {random({3}), random({5, 4}), random({4, 3})},
+       all,
        [](const Inputs& in) { return at::addmm(in[0], in[1], in[2]); }},
-      {"aten::addmm", {random({5, 3}), random({5, 4}), random({4, 3})}, all,
+      {"aten::addmm",
+       {random({5, 3}), random({5, 4}), random({4, 3})},
+       all,
        [](const Inputs& in) { return at::addmm(in[0], in[1], in[2]); }},
-      {"aten::addmm", {random({5, 1}), random({5, 4}), random({4, 3})}, all,
+      {"aten::addmm",
+       {random({5, 1}), random({5, 4}), random({4, 3})},
+       all,
        [](const Inputs& in) { return at::addmm(in[0], in[1], in[2]); }},
-      {"aten::bmm", {random({2, 5, 4}), random({2, 4, 3})}, all, [](const Inputs& in) { return at::bmm(in[0], in[1]); }},
-      {"aten::baddbmm", {random({1, 5, 3}), random({2, 5, 4}), random({2, 4, 3})}, all,
+      {"aten::bmm",
+       {random({2, 5, 4}), random({2, 4, 3})},
+       all,
+       [](const Inputs& in) { return at::bmm(in[0], in[1]); }},
+      {"aten::baddbmm",
+       {random({1, 5, 3}), random({2, 5, 4}), random({2, 4, 3})},
+       all,
        [](const Inputs& in) { return at::baddbmm(in[0], in[1], in[2]); }},
       {"aten::mv", {random({5, 4}), random({4})}, all, [](const Inputs& in) { return at::mv(in[0], in[1]); }},
       {"aten::dot", {random({5}), random({5})}, all, [](const Inputs& in) { return at::dot(in[0], in[1]); }},
       {"aten::outer", {random({5}), random({4})}, all, [](const Inputs& in) { return at::outer(in[0], in[1]); }},
-      {"aten::matmul", {random({2, 5, 4}), random({4, 3})}, all, [](const Inputs& in) { return at::matmul(in[0], in[1]); }},
+      {"aten::matmul",
+       {random({2, 5, 4}), random({4, 3})},
+       all,
+       [](const Inputs& in) { return at::matmul(in[0], in[1]); }},
       {"aten::matmul", {random({4}), random({4, 3})}, all, [](const Inputs& in) { return at::matmul(in[0], in[1]); }},
-      {"aten::matmul", {random({3, 1, 5, 4}), random({2, 4, 3})}, all, [](const Inputs& in) { return at::matmul(in[0], in[1]); }},
-      {"aten::linear", {random({2, 5, 4}), random({3, 4}), random({3})}, all,
+      {"aten::matmul",
+       {random({3, 1, 5, 4}), random({2, 4, 3})},
+       all,
+       [](const Inputs& in) { return at::matmul(in[0], in[1]); }},
+      {"aten::linear",
+       {random({2, 5, 4}), random({3, 4}), random({3})},
+       all,
        [](const Inputs& in) { return at::linear(in[0], in[1], in[2]); }},
-      {"aten::linear", {random({5, 4}), random({3, 4})}, all, [](const Inputs& in) { return at::linear(in[0], in[1]); }},
-      {"aten::sum.dim_IntList", {random({5, 4})},
-       [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], std::vector<std::int64_t>{0}, true}; },
+      {"aten::linear",
+       {random({5, 4}), random({3, 4})},
+       all,
+       [](const Inputs& in) { return at::linear(in[0], in[1]); }},
+      {"aten::sum.dim_IntList",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], std::vector<std::int64_t>{0}, true};
+       },
        [](const Inputs& in) { return at::sum(in[0], {0}, true); }},
-      {"aten::sum.dim_IntList", {random({5, 4})},
-       [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], std::vector<std::int64_t>{-1}}; },
+      {"aten::sum.dim_IntList",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], std::vector<std::int64_t>{-1}};
+       },
        [](const Inputs& in) { return at::sum(in[0], {-1}); }},
-      {"aten::sum.dim_IntList", {random({5, 4})},
-       [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], std::vector<std::int64_t>{}}; },
+      {"aten::sum.dim_IntList",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], std::vector<std::int64_t>{}};
+       },
        [](const Inputs& in) { return at::sum(in[0], at::IntArrayRef{}); }},
-      {"aten::mean.dim", {random({5, 4})},
-       [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], std::vector<std::int64_t>{1}}; },
+      {"aten::mean.dim",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], std::vector<std::int64_t>{1}};
+       },
        [](const Inputs& in) { return at::mean(in[0], {1}); }},
-      {"aten::amax", {random({5, 4})},
-       [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], std::vector<std::int64_t>{1}}; },
+      {"aten::amax",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], std::vector<std::int64_t>{1}};
+       },
        [](const Inputs& in) { return at::amax(in[0], {1}); }},
       {"aten::amax", {random({5, 4})}, all, [](const Inputs& in) { return at::amax(in[0]); }},
-      {"aten::argmax", {random({5, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], 1, true}; },
+      {"aten::argmax",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], 1, true};
+       },
        [](const Inputs& in) { return at::argmax(in[0], 1, true); }},
-      {"aten::argmax", {random({5, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], 0}; },
+      {"aten::argmax",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], 0};
+       },
        [](const Inputs& in) { return at::argmax(in[0], 0); }},
-      {"aten::softmax.int", {random({5, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], 1}; },
+      {"aten::softmax.int",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], 1};
+       },
        [](const Inputs& in) { return at::softmax(in[0], 1); }},
-      {"aten::log_softmax.int", {random({5, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], -2}; },
+      {"aten::log_softmax.int",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], -2};
+       },
        [](const Inputs& in) { return at::log_softmax(in[0], -2); }},
-      {"aten::_softmax", {random({5, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], 1, false}; },
+      {"aten::_softmax",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], 1, false};
+       },
        [](const Inputs& in) { return at::_softmax(in[0], 1, false); }},
-      {"aten::cumsum", {random({5, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], 0}; },
+      {"aten::cumsum",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], 0};
+       },
        [](const Inputs& in) { return at::cumsum(in[0], 0); }},
-      {"aten::transpose.int", {random({5, 4, 3})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], 0, -1}; },
+      {"aten::transpose.int",
+       {random({5, 4, 3})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], 0, -1};
+       },
        [](const Inputs& in) { return at::transpose(in[0], 0, -1); }},
-      {"aten::permute", {random({5, 4, 3})},
-       [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], std::vector<std::int64_t>{2, 0, 1}}; },
-       [](const Inputs& in) { return at::permute(in[0], {2, 0, 1}); }},
-      {"aten::view", {random({5, 4, 6})},
-       [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], std::vector<std::int64_t>{5, 8, 3}}; },
-       [](const Inputs& in) { return in[0].view({5, 8, 3}); }},
-      {"aten::view", {random({5, 4, 6})},
-       [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], std::vector<std::int64_t>{-1, 6}}; },
-       [](const Inputs& in) { return in[0].view({-1, 6}); }},
-      {"aten::view", {random({12, 8})},
-       [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], std::vector<std::int64_t>{16, 6}}; },
-       [](const Inputs& in) { return in[0].view({16, 6}); }},
-      {"aten::reshape", {random({6, 4})},
-       [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], std::vector<std::int64_t>{24}}; },
+      {"aten::permute",
+       {random({5, 4, 3})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], std::vector<std::int64_t>{2, 0, 1}};
+       },
+       [](const Inputs& in) {
+         return at::permute(in[0], {2, 0, 1});
+       }},
+      {"aten::view",
+       {random({5, 4, 6})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], std::vector<std::int64_t>{5, 8, 3}};
+       },
+       [](const Inputs& in) {
+         return in[0].view({5, 8, 3});
+       }},
+      {"aten::view",
+       {random({5, 4, 6})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], std::vector<std::int64_t>{-1, 6}};
+       },
+       [](const Inputs& in) {
+         return in[0].view({-1, 6});
+       }},
+      {"aten::view",
+       {random({12, 8})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], std::vector<std::int64_t>{16, 6}};
+       },
+       [](const Inputs& in) {
+         return in[0].view({16, 6});
+       }},
+      {"aten::reshape",
+       {random({6, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], std::vector<std::int64_t>{24}};
+       },
        [](const Inputs& in) { return in[0].reshape({24}); }},
-      {"aten::flatten.using_ints", {random({2, 8, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], 0, 1}; },
+      {"aten::flatten.using_ints",
+       {random({2, 8, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], 0, 1};
+       },
        [](const Inputs& in) { return in[0].flatten(0, 1); }},
-      {"aten::unsqueeze", {random({5, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], -1}; },
+      {"aten::unsqueeze",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], -1};
+       },
        [](const Inputs& in) { return in[0].unsqueeze(-1); }},
-      {"aten::squeeze.dim", {random({3, 1, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], 0}; },
+      {"aten::squeeze.dim",
+       {random({3, 1, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], 0};
+       },
        [](const Inputs& in) { return in[0].squeeze(0); }},
       {"aten::squeeze", {random({3, 1, 4})}, all, [](const Inputs& in) { return in[0].squeeze(); }},
-      {"aten::expand", {random({5, 1, 4})},
-       [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], std::vector<std::int64_t>{2, -1, 3, 4}}; },
-       [](const Inputs& in) { return in[0].expand({2, -1, 3, 4}); }},
-      {"aten::select.int", {random({5, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], 0, 3}; },
+      {"aten::expand",
+       {random({5, 1, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], std::vector<std::int64_t>{2, -1, 3, 4}};
+       },
+       [](const Inputs& in) {
+         return in[0].expand({2, -1, 3, 4});
+       }},
+      {"aten::select.int",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], 0, 3};
+       },
        [](const Inputs& in) { return in[0].select(0, 3); }},
-      {"aten::slice.Tensor", {random({5, 4})}, [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], 1, 1, 3}; },
+      {"aten::slice.Tensor",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], 1, 1, 3};
+       },
        [](const Inputs& in) { return in[0].slice(1, 1, 3); }},
-      {"aten::threshold_backward", {random({5, 4}), random({5, 4})},
-       [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], t[1], 0}; },
+      {"aten::threshold_backward",
+       {random({5, 4}), random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], t[1], 0};
+       },
        [](const Inputs& in) { return at::threshold_backward(in[0], in[1], 0); }},
-      {"aten::flip", {random({5, 4})},
-       [](const std::vector<Tensor>& t) { return std::vector<Argument>{t[0], std::vector<std::int64_t>{0}}; },
+      {"aten::flip",
+       {random({5, 4})},
+       [](const std::vector<Tensor>& t) {
+         return std::vector<Argument>{t[0], std::vector<std::int64_t>{0}};
+       },
        [](const Inputs& in) { return in[0].flip({0}); }},
-      {"aten::add_.Tensor", {random({5, 4}), random({5, 4})}, all, [](const Inputs& in) { return at::add(in[0], in[1]); }},
+      {"aten::add_.Tensor",
+       {random({5, 4}), random({5, 4})},
+       all,
+       [](const Inputs& in) { return at::add(in[0], in[1]); }},
       {"aten::mul_.Tensor", {random({5, 4}), random({4})}, all, [](const Inputs& in) { return at::mul(in[0], in[1]); }},
   };
 }

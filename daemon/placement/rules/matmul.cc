@@ -34,14 +34,16 @@ absl::StatusOr<Factors> einsumFactors(const RuleCall& call, absl::string_view de
   };
   std::vector<int> output;
   for (const std::string& letter : lettersOf(sides[1])) output.push_back(factorOf(letter));
-  for (std::size_t d = 0; d < output.size(); ++d) extents[static_cast<std::size_t>(output[d])] = call.outputs[0].shape[d];
+  for (std::size_t d = 0; d < output.size(); ++d)
+    extents[static_cast<std::size_t>(output[d])] = call.outputs[0].shape[d];
 
   std::size_t index = 0;
   for (const absl::string_view term : absl::StrSplit(sides[0], ',')) {
     if (index >= call.inputs.size()) return absl::UnimplementedError("one of its operands is a number");
     const std::vector<std::string> dims = lettersOf(term);
     const TensorMeta& meta = *call.inputs[index++];
-    if (meta.shape.size() > dims.size()) return absl::UnimplementedError(absl::StrCat("an operand has ", meta.shape.size(), " dimensions"));
+    if (meta.shape.size() > dims.size())
+      return absl::UnimplementedError(absl::StrCat("an operand has ", meta.shape.size(), " dimensions"));
     std::vector<int> ofInput;
     const std::size_t skipped = dims.size() - meta.shape.size();
     for (std::size_t d = 0; d < meta.shape.size(); ++d) {
@@ -81,9 +83,9 @@ absl::StatusOr<Factors> matmulFactors(const RuleCall& call, absl::string_view) {
     for (std::size_t d = dims < 2 ? 0 : dims - 2; d > 0; --d) absl::StrAppend(&text, "b", d, " ");
     return text;
   };
-  const std::string detail = absl::StrCat(
-      batchLetters(left), left > 1 ? "m " : "", "k, ", batchLetters(right), right > 1 ? "k n" : "k", " -> ",
-      batchLetters(batch + 2), left > 1 ? "m " : "", right > 1 ? "n" : "", "; 0|1");
+  const std::string detail =
+      absl::StrCat(batchLetters(left), left > 1 ? "m " : "", "k, ", batchLetters(right), right > 1 ? "k n" : "k",
+                   " -> ", batchLetters(batch + 2), left > 1 ? "m " : "", right > 1 ? "n" : "", "; 0|1");
   return einsumFactors(call, detail);
 }
 
@@ -91,8 +93,8 @@ absl::StatusOr<Factors> linearFactors(const RuleCall& call, absl::string_view) {
   std::string batch;
   for (std::size_t d = 1; d < call.inputs[0]->shape.size(); ++d) absl::StrAppend(&batch, "b", d, " ");
   const bool bias = call.inputs.size() > 2;
-  return einsumFactors(call, absl::StrCat(batch, "k, n k", bias ? ", n" : "", " -> ", batch, "n",
-                                          bias ? "; 0 2|1 2; 2" : "; 0|1"));
+  return einsumFactors(
+      call, absl::StrCat(batch, "k, n k", bias ? ", n" : "", " -> ", batch, "n", bias ? "; 0 2|1 2; 2" : "; 0|1"));
 }
 
 constexpr std::array<Rule, 11> kRules = {{

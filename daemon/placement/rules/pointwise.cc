@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <array>
 
-#include "absl/strings/str_split.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
 #include "daemon/placement/rule.h"
 
 namespace dtorch {
