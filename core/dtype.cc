@@ -14,26 +14,11 @@ struct Row {
 
 // Indexed by DType.
 constexpr std::array<Row, kDTypeCount> kRows = {{
-    {"unspecified", 0, false},
-    {"bool", 1, false},
-    {"uint8", 1, false},
-    {"int8", 1, false},
-    {"uint16", 2, false},
-    {"int16", 2, false},
-    {"uint32", 4, false},
-    {"int32", 4, false},
-    {"uint64", 8, false},
-    {"int64", 8, false},
-    {"float16", 2, true},
-    {"bfloat16", 2, true},
-    {"float32", 4, true},
-    {"float64", 8, true},
-    {"complex32", 4, false},
-    {"complex64", 8, false},
-    {"complex128", 16, false},
-    {"float8_e4m3fn", 1, true},
-    {"float8_e5m2", 1, true},
-    {"float8_e4m3fnuz", 1, true},
+    {"unspecified", 0, false},    {"bool", 1, false},         {"uint8", 1, false},      {"int8", 1, false},
+    {"uint16", 2, false},         {"int16", 2, false},        {"uint32", 4, false},     {"int32", 4, false},
+    {"uint64", 8, false},         {"int64", 8, false},        {"float16", 2, true},     {"bfloat16", 2, true},
+    {"float32", 4, true},         {"float64", 8, true},       {"complex32", 4, false},  {"complex64", 8, false},
+    {"complex128", 16, false},    {"float8_e4m3fn", 1, true}, {"float8_e5m2", 1, true}, {"float8_e4m3fnuz", 1, true},
     {"float8_e5m2fnuz", 1, true},
 }};
 

@@ -60,10 +60,10 @@ std::string Placement::toString() const {
 }
 
 std::string toString(const Placements& placements) {
-  return absl::StrCat("[",
-                      absl::StrJoin(placements, ", ",
-                                    [](std::string* out, const Placement& p) { absl::StrAppend(out, p.toString()); }),
-                      "]");
+  return absl::StrCat(
+      "[",
+      absl::StrJoin(placements, ", ", [](std::string* out, const Placement& p) { absl::StrAppend(out, p.toString()); }),
+      "]");
 }
 
 Placements allReplicate(int meshDims) { return Placements(static_cast<std::size_t>(meshDims)); }

@@ -21,9 +21,7 @@ std::int64_t TensorMeta::numel() const {
   return count;
 }
 
-std::string TensorMeta::toString() const {
-  return absl::StrCat(name(dtype), "[", absl::StrJoin(shape, ", "), "]");
-}
+std::string TensorMeta::toString() const { return absl::StrCat(name(dtype), "[", absl::StrJoin(shape, ", "), "]"); }
 
 std::vector<std::int64_t> contiguousStrides(const std::vector<std::int64_t>& shape) {
   std::vector<std::int64_t> strides(shape.size());
@@ -54,8 +52,8 @@ absl::StatusOr<TensorMeta> makeMeta(DType dtype, std::vector<std::int64_t> shape
     overflow |= __builtin_mul_overflow(bytes, std::max<std::int64_t>(extent, 1), &bytes);
   }
   if (overflow && !empty) {
-    return absl::InvalidArgumentError(absl::StrCat("shape [", absl::StrJoin(shape, ", "), "] of ", name(dtype),
-                                                   " holds more than 2^63 - 1 bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("shape [", absl::StrJoin(shape, ", "), "] of ", name(dtype), " holds more than 2^63 - 1 bytes"));
   }
   TensorMeta meta{dtype, std::move(shape), {}};
   if (empty && overflow) {

@@ -21,11 +21,16 @@ struct Printer {
   std::string operator()(MemoryFormat v) const { return absl::StrCat("memory_format ", static_cast<int>(v)); }
   std::string operator()(TensorArg v) const { return absl::StrCat("Tensor#", v.index); }
   std::string operator()(const TensorListArg& v) const {
-    return absl::StrCat("[", absl::StrJoin(v.indices, ", ", [](std::string* out, const auto& index) {
-      absl::StrAppend(out, index ? absl::StrCat("Tensor#", *index) : "None");
-    }), "]");
+    return absl::StrCat("[",
+                        absl::StrJoin(v.indices, ", ",
+                                      [](std::string* out, const auto& index) {
+                                        absl::StrAppend(out, index ? absl::StrCat("Tensor#", *index) : "None");
+                                      }),
+                        "]");
   }
-  std::string operator()(const std::vector<std::int64_t>& v) const { return absl::StrCat("[", absl::StrJoin(v, ", "), "]"); }
+  std::string operator()(const std::vector<std::int64_t>& v) const {
+    return absl::StrCat("[", absl::StrJoin(v, ", "), "]");
+  }
   std::string operator()(const std::vector<double>& v) const { return absl::StrCat("[", absl::StrJoin(v, ", "), "]"); }
   std::string operator()(const std::vector<bool>& v) const {
     std::string text = "[";
@@ -33,8 +38,8 @@ struct Printer {
     return text + "]";
   }
   std::string operator()(const std::vector<Value>& v) const {
-    return absl::StrCat("[", absl::StrJoin(v, ", ", [](std::string* out, const Value& e) { out->append(e.toString()); }),
-                        "]");
+    return absl::StrCat(
+        "[", absl::StrJoin(v, ", ", [](std::string* out, const Value& e) { out->append(e.toString()); }), "]");
   }
   std::string operator()(const LocalSizes& v) const {
     return absl::StrCat("local sizes of [", absl::StrJoin(v.shape, ", "), "] ", dtorch::toString(v.placements));
