@@ -18,7 +18,7 @@ std::size_t share(std::size_t most, std::size_t least, int ranks) {
 }  // namespace
 
 std::size_t Arena::slotBytes() const {
-  return align(sizeof(CallSlot)) + align(2 * sizeof(std::uint64_t) * static_cast<std::size_t>(size())) + inlineBytes();
+  return align(sizeof(CallSlot)) + align((2 * sizeof(std::uint64_t) + sizeof(BufferRef)) * static_cast<std::size_t>(size())) + inlineBytes();
 }
 
 std::size_t Arena::rankBytes() const { return 2 * slotBytes() + 2 * chunkBytes(); }
@@ -73,6 +73,10 @@ std::uint64_t* Arena::sendBytes(int index, std::uint64_t sequence) const {
 
 std::uint64_t* Arena::receiveBytes(int index, std::uint64_t sequence) const {
   return sendBytes(index, sequence) + size();
+}
+
+BufferRef* Arena::parts(int index, std::uint64_t sequence) const {
+  return reinterpret_cast<BufferRef*>(sendBytes(index, sequence) + 2 * size());
 }
 
 std::byte* Arena::inlineData(int index, std::uint64_t sequence) const {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "comm/exchange/call.h"
+#include "comm/exchange/peer_memory.h"
 #include "core/ids.h"
 
 namespace dtorch {
@@ -20,8 +21,13 @@ struct CallSlot {
   std::uint32_t failTextBytes;
   /// The bytes are in the inline area, not streamed through chunks.
   bool isInline;
-  /// Largest part for one destination, in bytes.
+  /// Largest part for one destination, in bytes; 0 when inline.
   std::uint64_t largestPart;
+  /// Process of this rank, and whether all that it sends (and receives, for all_reduce) lies in shared memory.
+  std::int64_t pid;
+  bool isShared;
+  /// The output of an all_reduce.
+  BufferRef output;
   std::array<char, kMaxText> failText;
 };
 
@@ -53,6 +59,8 @@ class Arena {
   CallSlot& slot(int index, std::uint64_t sequence) const;
   std::uint64_t* sendBytes(int index, std::uint64_t sequence) const;
   std::uint64_t* receiveBytes(int index, std::uint64_t sequence) const;
+  /// Where the parts lie, one for each destination.
+  BufferRef* parts(int index, std::uint64_t sequence) const;
   std::byte* inlineData(int index, std::uint64_t sequence) const;
   std::byte* chunk(int index, std::uint64_t turn) const;
 

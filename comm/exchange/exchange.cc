@@ -1,5 +1,7 @@
 #include "comm/exchange/exchange.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -20,10 +22,16 @@ std::size_t within(std::size_t bytes, std::size_t offset, std::size_t window) {
 
 }  // namespace
 
-Exchange::Exchange(Arena arena, int self, std::vector<ProcessWatch> watches, std::chrono::milliseconds timeout)
-    : arena_(arena), self_(self), timeout_(timeout), lockstep_(arena, self, std::move(watches)) {}
+Exchange::Exchange(Arena arena, int self, std::vector<ProcessWatch> watches, std::shared_ptr<PeerMemory> memory,
+                   std::chrono::milliseconds timeout)
+    : arena_(arena),
+      self_(self),
+      timeout_(timeout),
+      lockstep_(arena, self, std::move(watches)),
+      memory_(std::move(memory)) {}
 
-absl::Status Exchange::open(const Call& call, const std::vector<ConstRows>& parts, const std::vector<Rows>* incoming) {
+absl::Status Exchange::open(const Call& call, const std::vector<ConstRows>& parts, const std::vector<Rows>* incoming,
+                            const std::byte* output) {
   DTORCH_RETURN_IF_ERROR(lockstep_.broken());
   CallSlot& slot = arena_.slot(self_, ++sequence_);
   std::size_t total = 0;
@@ -35,6 +43,19 @@ absl::Status Exchange::open(const Call& call, const std::vector<ConstRows>& part
   slot.isInline = total <= arena_.inlineBytes();
   slot.largestPart = slot.isInline ? 0 : largest;
   slot.failCode = 0;
+  slot.isShared = true;
+  held_.clear();
+  if (!slot.isInline) {
+    BufferRef* refs = arena_.parts(self_, sequence_);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const ConstRows& part = parts[i];
+      refs[i] = part.bytes() == 0 ? BufferRef{}
+                                  : memory_->describe(part.base, (part.rows - 1) * part.pitch + part.rowBytes);
+      slot.isShared = slot.isShared && (part.bytes() == 0 || refs[i].isShared());
+    }
+    if (output != nullptr) slot.output = memory_->describe(output, total);
+    slot.isShared = slot.isShared && (output == nullptr || slot.output.isShared());
+  }
   if (slot.isInline) {
     std::byte* to = arena_.inlineData(self_, sequence_);
     for (const ConstRows& part : parts) {
@@ -55,6 +76,7 @@ absl::Status Exchange::post(const Call& call) {
   CallSlot& slot = arena_.slot(self_, sequence_);
   slot.sequence = sequence_;
   slot.call = call;
+  slot.pid = ::getpid();
   deadline_ = std::chrono::steady_clock::now() + timeout_;
   DTORCH_RETURN_IF_ERROR(stepTogether(call));
   const absl::Status same = compare(call);
@@ -123,10 +145,53 @@ absl::Status Exchange::fail(const absl::Status& why, const Call& call) {
 
 absl::Status Exchange::barrier(const Call& call) { return open(call, {}, nullptr); }
 
+bool Exchange::isDirect(int rank) const {
+  const CallSlot& slot = arena_.slot(rank, sequence_);
+  if (slot.isInline) return false;
+  if (slot.isShared) return true;
+  for (int r = 0; r < size(); ++r) {
+    if (arena_.slot(r, sequence_).pid != slot.pid) return false;
+  }
+  return true;  // the ranks are threads of one process
+}
+
+bool Exchange::allDirect() const {
+  for (int r = 0; r < size(); ++r) {
+    if (!isDirect(r)) return false;
+  }
+  return true;
+}
+
+bool Exchange::anyDirect() const {
+  for (int r = 0; r < size(); ++r) {
+    if (isDirect(r)) return true;
+  }
+  return false;
+}
+
 std::uint64_t Exchange::largestStreamedPart() const {
   std::uint64_t largest = 0;
-  for (int r = 0; r < size(); ++r) largest = std::max(largest, arena_.slot(r, sequence_).largestPart);
+  for (int r = 0; r < size(); ++r) {
+    if (isStreamed(r)) largest = std::max(largest, arena_.slot(r, sequence_).largestPart);
+  }
   return largest;
+}
+
+absl::StatusOr<const std::byte*> Exchange::partOf(int rank, int to) {
+  return mapped(rank, arena_.parts(rank, sequence_)[to]);
+}
+
+absl::StatusOr<const std::byte*> Exchange::mapped(int rank, const BufferRef& buffer) {
+  auto access = memory_->open(buffer);
+  if (!access.ok()) {
+    const absl::Status why = absl::UnavailableError(
+        absl::StrCat("rank ", arena_.rankAt(self_), " cannot reach memory of rank ", arena_.rankAt(rank), ": ",
+                     access.status().message()));
+    lockstep_.breakGroup(why);
+    return why;
+  }
+  held_.push_back(std::move(access->segment));
+  return access->data;
 }
 
 absl::Status Exchange::spread(const Call& call, ConstRows outgoing, const std::vector<Rows>& incoming) {
@@ -134,26 +199,32 @@ absl::Status Exchange::spread(const Call& call, ConstRows outgoing, const std::v
   const auto self = static_cast<std::size_t>(self_);
   for (std::size_t r = 0; r < incoming.size(); ++r) {
     const int rank = static_cast<int>(r);
+    if (incoming[r].bytes() == 0) continue;
     if (r == self) {
-      if (incoming[r].bytes() > 0) copyRows(outgoing, incoming[r]);
+      copyRows(outgoing, incoming[r]);
     } else if (isInline(rank)) {
       writeRows(incoming[r], 0, arena_.inlineData(rank, sequence_), incoming[r].bytes());
+    } else if (isDirect(rank)) {
+      auto from = partOf(rank, 0);
+      if (!from.ok()) return from.status();
+      writeRows(incoming[r], 0, *from, incoming[r].bytes());
     }
   }
   const std::uint64_t largest = largestStreamedPart();
   const std::size_t window = arena_.chunkBytes();
   std::uint64_t turn = 0;
   for (std::size_t offset = 0; offset < largest; offset += window, ++turn) {
-    if (!isInline(self_)) readRows(outgoing, offset, arena_.chunk(self_, turn), within(outgoing.bytes(), offset, window));
+    if (isStreamed(self_)) readRows(outgoing, offset, arena_.chunk(self_, turn), within(outgoing.bytes(), offset, window));
     // A rank overwrites a chunk two turns later, after all have taken the step between: they are done with it.
     DTORCH_RETURN_IF_ERROR(stepTogether(call));
     for (std::size_t r = 0; r < incoming.size(); ++r) {
       const int rank = static_cast<int>(r);
-      if (r == self || isInline(rank)) continue;
+      if (r == self || !isStreamed(rank)) continue;
       writeRows(incoming[r], offset, arena_.chunk(rank, turn), within(incoming[r].bytes(), offset, window));
     }
   }
-  return absl::OkStatus();
+  // Whoever was read where it is may go on only when all have read it.
+  return anyDirect() ? stepTogether(call) : absl::OkStatus();
 }
 
 absl::Status Exchange::swap(const Call& call, const std::vector<ConstRows>& outgoing, const std::vector<Rows>& incoming) {
@@ -162,8 +233,13 @@ absl::Status Exchange::swap(const Call& call, const std::vector<ConstRows>& outg
   const auto ranks = incoming.size();
   for (std::size_t r = 0; r < ranks; ++r) {
     const int rank = static_cast<int>(r);
+    if (incoming[r].bytes() == 0) continue;
     if (r == self) {
       copyRows(outgoing[r], incoming[r]);
+    } else if (isDirect(rank)) {
+      auto from = partOf(rank, self_);
+      if (!from.ok()) return from.status();
+      writeRows(incoming[r], 0, *from, incoming[r].bytes());
     } else if (isInline(rank)) {
       const std::uint64_t* sent = arena_.sendBytes(rank, sequence_);
       std::size_t before = 0;
@@ -175,18 +251,18 @@ absl::Status Exchange::swap(const Call& call, const std::vector<ConstRows>& outg
   const std::size_t window = arena_.chunkBytes() / ranks / 64 * 64;
   std::uint64_t turn = 0;
   for (std::size_t offset = 0; offset < largest; offset += window, ++turn) {
-    for (std::size_t r = 0; r < ranks && !isInline(self_); ++r) {
+    for (std::size_t r = 0; r < ranks && isStreamed(self_); ++r) {
       if (r == self) continue;
       readRows(outgoing[r], offset, arena_.chunk(self_, turn) + r * window, within(outgoing[r].bytes(), offset, window));
     }
     DTORCH_RETURN_IF_ERROR(stepTogether(call));
     for (std::size_t r = 0; r < ranks; ++r) {
       const int rank = static_cast<int>(r);
-      if (r == self || isInline(rank)) continue;
+      if (r == self || !isStreamed(rank)) continue;
       writeRows(incoming[r], offset, arena_.chunk(rank, turn) + self * window, within(incoming[r].bytes(), offset, window));
     }
   }
-  return absl::OkStatus();
+  return anyDirect() ? stepTogether(call) : absl::OkStatus();
 }
 
 absl::Status Exchange::reduceScatter(const Call& call, const std::vector<ConstRows>& outgoing, std::byte* out,
@@ -202,7 +278,25 @@ absl::Status Exchange::reduceScatter(const Call& call, const std::vector<ConstRo
     kernel.run(out, parts.data(), size(), outgoing[self].bytes() / kernel.elementBytes);
     return absl::OkStatus();
   }
-  const std::uint64_t largest = largestStreamedPart();
+  const ConstRows& own = outgoing[self];
+  if (allDirect()) {
+    // The parts for this rank lie alike on all ranks, whose shapes and lengths are equal.
+    for (std::size_t r = 0; r < ranks && own.bytes() > 0; ++r) {
+      auto part = partOf(static_cast<int>(r), self_);
+      if (!part.ok()) return part.status();
+      parts[r] = *part;
+    }
+    const bool oneRun = own.contiguous();
+    const std::size_t runs = oneRun ? 1 : own.rows;
+    const std::size_t runBytes = oneRun ? own.bytes() : own.rowBytes;
+    for (std::size_t run = 0; run < runs && own.bytes() > 0; ++run) {
+      kernel.run(out + run * runBytes, parts.data(), size(), runBytes / kernel.elementBytes);
+      for (const std::byte*& part : parts) part += own.pitch;
+    }
+    return stepTogether(call);
+  }
+  std::uint64_t largest = 0;
+  for (const ConstRows& part : outgoing) largest = std::max<std::uint64_t>(largest, part.bytes());
   const std::size_t window = arena_.chunkBytes() / ranks / 64 * 64;
   std::uint64_t turn = 0;
   for (std::size_t offset = 0; offset < largest; offset += window, ++turn) {
@@ -211,15 +305,40 @@ absl::Status Exchange::reduceScatter(const Call& call, const std::vector<ConstRo
     }
     DTORCH_RETURN_IF_ERROR(stepTogether(call));
     for (std::size_t r = 0; r < ranks; ++r) parts[r] = arena_.chunk(static_cast<int>(r), turn) + self * window;
-    const std::size_t bytes = within(outgoing[self].bytes(), offset, window);
+    const std::size_t bytes = within(own.bytes(), offset, window);
     if (bytes > 0) kernel.run(out + offset, parts.data(), size(), bytes / kernel.elementBytes);
   }
   return absl::OkStatus();
 }
 
+absl::Status Exchange::reduceDirectly(const Call& call, const std::byte* in, std::byte* out, std::size_t bytes,
+                                      ReduceKernel kernel) {
+  const auto ranks = static_cast<std::size_t>(size());
+  const std::size_t slice = (bytes / ranks + 63) / 64 * 64;
+  const auto begin = [&](std::size_t r) { return std::min(bytes, r * slice); };
+  const auto length = [&](std::size_t r) { return std::min(bytes, (r + 1) * slice) - begin(r); };
+  const auto self = static_cast<std::size_t>(self_);
+  absl::InlinedVector<const std::byte*, 16> parts(ranks);
+  for (std::size_t r = 0; r < ranks; ++r) {
+    auto part = r == self ? absl::StatusOr<const std::byte*>(in) : partOf(static_cast<int>(r), 0);
+    if (!part.ok()) return part.status();
+    parts[r] = *part + begin(self);
+  }
+  // Rank r combines slice r in its own output. When that is its input too, nobody else reads slice r of it.
+  kernel.run(out + begin(self), parts.data(), size(), length(self) / kernel.elementBytes);
+  DTORCH_RETURN_IF_ERROR(stepTogether(call));
+  for (std::size_t r = 0; r < ranks; ++r) {
+    if (r == self || length(r) == 0) continue;
+    auto result = mapped(static_cast<int>(r), arena_.slot(static_cast<int>(r), sequence_).output);
+    if (!result.ok()) return result.status();
+    std::memcpy(out + begin(r), *result + begin(r), length(r));
+  }
+  return stepTogether(call);
+}
+
 absl::Status Exchange::allReduce(const Call& call, const std::byte* in, std::byte* out, std::size_t bytes,
                                  ReduceKernel kernel, int root) {
-  DTORCH_RETURN_IF_ERROR(open(call, {contiguousRows(in, bytes)}, nullptr));
+  DTORCH_RETURN_IF_ERROR(open(call, {contiguousRows(in, bytes)}, nullptr, root < 0 ? out : nullptr));
   const bool wanted = root < 0 || root == self_;
   const auto self = static_cast<std::size_t>(self_);
   const auto ranks = static_cast<std::size_t>(size());
@@ -229,6 +348,7 @@ absl::Status Exchange::allReduce(const Call& call, const std::byte* in, std::byt
     if (wanted && bytes > 0) kernel.run(out, parts.data(), size(), bytes / kernel.elementBytes);
     return absl::OkStatus();
   }
+  if (root < 0 && allDirect()) return reduceDirectly(call, in, out, bytes, kernel);
   // Each window: rank r combines slice r of all ranks, then everybody copies the others' results. Chunk 0 carries what
   // others combine, chunk 1 results; a step of all ranks lies between any two uses of either.
   const std::size_t slice = arena_.chunkBytes() / ranks / 64 * 64;

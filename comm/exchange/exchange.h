@@ -2,9 +2,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "comm/exchange/lockstep.h"
 #include "comm/exchange/rows.h"
 
@@ -18,8 +19,8 @@ struct ReduceKernel {
 };
 
 /// The collectives of one group on bytes, for one of its ranks. Every rank makes the same calls in the same order; a call
-/// is checked against the others' before anything moves. Small payloads travel with that check; large ones are streamed
-/// through chunks that stay in the caches. Each element is reduced by one rank, in the order of ranks: same inputs, same
+/// is checked against the others' before anything moves. Small payloads travel with that check; large ones are read where
+/// they are when they are in shared memory, else streamed through chunks that stay in the caches. Each element is reduced by one rank, in the order of ranks: same inputs, same
 /// bits, on every rank and every run.
 ///
 /// Thread: one caller; Lockstep::breakGroup() from any thread.
@@ -27,7 +28,8 @@ struct ReduceKernel {
 ///   then broken); the status of a rank that called fail() (the group stays usable); those of Lockstep::awaitAll().
 class Exchange {
  public:
-  Exchange(Arena arena, int self, std::vector<ProcessWatch> watches, std::chrono::milliseconds timeout);
+  Exchange(Arena arena, int self, std::vector<ProcessWatch> watches, std::shared_ptr<PeerMemory> memory,
+           std::chrono::milliseconds timeout);
 
   int self() const { return self_; }
   int size() const { return arena_.size(); }
@@ -49,14 +51,23 @@ class Exchange {
   absl::Status fail(const absl::Status& why, const Call& call);
 
  private:
-  /// Starts a call: fills this rank's slot, posts it, waits for all slots and compares them. `payload` is sent inline
-  /// when it fits.
-  absl::Status open(const Call& call, const std::vector<ConstRows>& parts, const std::vector<Rows>* incoming);
+  /// Starts a call: fills this rank's slot, posts it, waits for all slots and compares them.
+  absl::Status open(const Call& call, const std::vector<ConstRows>& parts, const std::vector<Rows>* incoming,
+                    const std::byte* output = nullptr);
   absl::Status post(const Call& call);
   absl::Status compare(const Call& call);
   absl::Status stepTogether(const Call& call);
   bool isInline(int rank) const { return arena_.slot(rank, sequence_).isInline; }
+  /// Whether everybody reads what `rank` sends where it is; then it does not stream it.
+  bool isDirect(int rank) const;
+  bool isStreamed(int rank) const { return !isInline(rank) && !isDirect(rank); }
+  bool anyDirect() const;
+  bool allDirect() const;
   std::uint64_t largestStreamedPart() const;
+  /// A peer's part for rank `to`, or output, where it is; a failure breaks the group.
+  absl::StatusOr<const std::byte*> partOf(int rank, int to);
+  absl::StatusOr<const std::byte*> mapped(int rank, const BufferRef& buffer);
+  absl::Status reduceDirectly(const Call& call, const std::byte* in, std::byte* out, std::size_t bytes, ReduceKernel kernel);
 
   Arena arena_;
   const int self_;
@@ -64,6 +75,9 @@ class Exchange {
   Lockstep::Deadline deadline_;
   std::uint64_t sequence_ = 0;
   Lockstep lockstep_;
+  std::shared_ptr<PeerMemory> memory_;
+  /// Keeps peers' segments mapped during a call.
+  std::vector<std::shared_ptr<Segment>> held_;
 };
 
 }  // namespace dtorch

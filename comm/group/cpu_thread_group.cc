@@ -96,8 +96,9 @@ std::int64_t sum(const std::vector<std::int64_t>& lengths) {
 }  // namespace
 
 CpuThreadGroup::CpuThreadGroup(Segment segment, int rank, std::vector<ProcessWatch> watches,
-                               std::chrono::milliseconds timeout)
-    : segment_(std::move(segment)), exchange_(Arena(segment_.data()), rank, std::move(watches), timeout) {}
+                               std::shared_ptr<PeerMemory> memory, std::chrono::milliseconds timeout)
+    : segment_(std::move(segment)),
+      exchange_(Arena(segment_.data()), rank, std::move(watches), std::move(memory), timeout) {}
 
 CpuThreadGroup::~CpuThreadGroup() {
   // A rank that is still in a call, or comes with another one, must not wait for this one.

@@ -14,7 +14,8 @@ namespace dtorch {
 class CpuThreadGroup final : public ThreadGroup {
  public:
   /// `segment` holds the group's arena.
-  CpuThreadGroup(Segment segment, int rank, std::vector<ProcessWatch> watches, std::chrono::milliseconds timeout);
+  CpuThreadGroup(Segment segment, int rank, std::vector<ProcessWatch> watches, std::shared_ptr<PeerMemory> memory,
+                 std::chrono::milliseconds timeout);
   ~CpuThreadGroup() override;
 
   int rank() const override { return exchange_.self(); }
@@ -30,6 +31,8 @@ class CpuThreadGroup final : public ThreadGroup {
                                                    const CallTag& tag) override;
   absl::StatusOr<at::Tensor> broadcast(const at::Tensor& input, int root, const CallTag& tag) override;
   absl::Status barrier(const CallTag& tag) override;
+
+  void setTimeout(std::chrono::milliseconds timeout) { exchange_.setTimeout(timeout); }
 
   // The same with the caller's outputs, which may be inputs too, as c10d wants it; shapes matter by their bytes alone.
   /// `root` >= 0: only that rank's output is written, and only there it is looked at.

@@ -12,13 +12,17 @@
 #include "absl/strings/str_join.h"
 #include "comm/exchange/mailbox.h"
 #include "comm/group/cpu_thread_group.h"
+#include "comm/store/shared_allocator.h"
 
 namespace dtorch {
 
 class ThreadGroupManager::Impl {
  public:
   Impl(Rank rank, Mailbox mailbox, std::chrono::milliseconds timeout)
-      : mailbox_(std::move(mailbox)), timeout_(timeout), self_{rank, ::getpid(), mailbox_.ref()} {}
+      : mailbox_(std::move(mailbox)),
+        timeout_(timeout),
+        self_{rank, ::getpid(), mailbox_.ref()},
+        memory_(std::make_shared<PeerMemory>(sharedHeap())) {}
 
   const PeerRef& self() const { return self_; }
   void setPeers(std::vector<PeerRef> peers, std::uint64_t epoch);
@@ -42,6 +46,7 @@ class ThreadGroupManager::Impl {
   Mailbox mailbox_;
   const std::chrono::milliseconds timeout_;
   const PeerRef self_;
+  const std::shared_ptr<PeerMemory> memory_;
 
   /// Held while a group is made: a rank makes one group at a time, in the order in which it is asked for them.
   std::mutex making_;
@@ -140,7 +145,8 @@ absl::Status ThreadGroupManager::Impl::make(const std::vector<Rank>& ranks) {
   }
   auto segment = members->index == 0 ? found(ranks, members->epoch) : join(ranks, *members);
   if (!segment.ok()) return segment.status();
-  auto group = std::make_unique<CpuThreadGroup>(*std::move(segment), members->index, std::move(members->watches), timeout_);
+  auto group = std::make_unique<CpuThreadGroup>(*std::move(segment), members->index, std::move(members->watches), memory_,
+                                                timeout_);
   {
     const std::lock_guard lock(mutex_);
     if (!aborted_.ok()) return aborted_;

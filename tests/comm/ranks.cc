@@ -16,6 +16,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "comm/store/shared_allocator.h"
 #include "tests/catch.h"
 
 namespace dtorch::testing {
@@ -189,6 +190,7 @@ TEST_CASE("runs as one rank", "[.]") {
   REQUIRE(absl::SimpleAtoi(environment("DTORCH_TEST_RANK"), &rank));
   REQUIRE(absl::SimpleAtoi(environment("DTORCH_TEST_SIZE"), &size));
   REQUIRE(absl::SimpleAtoi(environment("DTORCH_TEST_TIMEOUT_MS"), &timeout));
+  if (environment("DTORCH_TEST_ARGUMENT").starts_with("shared")) installSharedAllocator();
   auto manager = ThreadGroupManager::create(rank, std::chrono::milliseconds(timeout));
   REQUIRE(manager.ok());
   writeAll(3, &(*manager)->self(), sizeof(PeerRef));

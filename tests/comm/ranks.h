@@ -14,7 +14,7 @@ struct RankContext {
   Rank rank = 0;
   int size = 0;
   ThreadGroupManager& manager;
-  /// "" in threads; processes get what the test passed.
+  /// What the test passed. When it begins with "shared", processes keep large tensors in shared memory.
   std::string argument;
   /// Mismatches and errors; empty is success.
   std::string failures;

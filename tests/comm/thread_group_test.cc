@@ -329,16 +329,19 @@ TEST_CASE("collectives of threads") {
 
 TEST_CASE("collectives of processes") {
   for (const int size : {2, 4}) expectRanks(Mode::kProcesses, size, "collectives");
+  expectRanks(Mode::kProcesses, 3, "collectives", "shared");
 }
 
 TEST_CASE("reductions of all dtypes and operations") {
   for (const int size : {1, 2, 3, 8}) expectRanks(Mode::kThreads, size, "reductions");
   expectRanks(Mode::kProcesses, 2, "reductions");
+  expectRanks(Mode::kProcesses, 2, "reductions", "shared");
 }
 
 TEST_CASE("movements of all dtypes") {
   for (const int size : {1, 2, 3, 8}) expectRanks(Mode::kThreads, size, "movements");
   expectRanks(Mode::kProcesses, 3, "movements");
+  expectRanks(Mode::kProcesses, 2, "movements", "shared");
 }
 
 TEST_CASE("64 ranks") {

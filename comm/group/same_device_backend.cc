@@ -1,0 +1,347 @@
+#include "comm/group/same_device_backend.h"
+
+#include <pthread.h>
+
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace dtorch {
+namespace {
+
+const CallTag kTag{0, "torch.distributed"};
+
+std::exception_ptr toException(const absl::Status& status) {
+  const c10::SourceLocation here{__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)};
+  const std::string text = status.ToString();
+  if (absl::IsInvalidArgument(status)) return std::make_exception_ptr(c10::ValueError(here, text));
+  return std::make_exception_ptr(c10::DistBackendError(here, text));
+}
+
+Reduction toReduction(const c10d::ReduceOp& op) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+    case c10d::ReduceOp::PREMUL_SUM: return Reduction::kSum;
+    case c10d::ReduceOp::AVG: return Reduction::kAvg;
+    case c10d::ReduceOp::PRODUCT: return Reduction::kProduct;
+    case c10d::ReduceOp::MIN: return Reduction::kMin;
+    case c10d::ReduceOp::MAX: return Reduction::kMax;
+    case c10d::ReduceOp::BAND: return Reduction::kBitAnd;
+    case c10d::ReduceOp::BOR: return Reduction::kBitOr;
+    case c10d::ReduceOp::BXOR: return Reduction::kBitXor;
+    case c10d::ReduceOp::UNUSED: break;
+  }
+  return Reduction::kNone;  // no kernel: INVALID_ARGUMENT
+}
+
+/// What is reduced: `input`, multiplied first under PREMUL_SUM.
+at::Tensor weighted(const at::Tensor& input, const c10d::ReduceOp& op) {
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return input;
+  const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  TORCH_CHECK_VALUE(factor != nullptr, "PREMUL_SUM without a factor");
+  const at::Tensor product = factor->tensor_factor.defined() ? input * factor->tensor_factor : input * factor->double_factor;
+  return product.to(input.scalar_type());
+}
+
+const at::Tensor& only(const std::vector<at::Tensor>& tensors) {
+  TORCH_CHECK_VALUE(tensors.size() == 1, "one tensor a rank is expected, ", tensors.size(), " were given");
+  return tensors[0];
+}
+
+const std::vector<at::Tensor>& only(const std::vector<std::vector<at::Tensor>>& lists) {
+  TORCH_CHECK_VALUE(lists.size() == 1, "one list of tensors a rank is expected, ", lists.size(), " were given");
+  return lists[0];
+}
+
+/// `tensor`, contiguous, as equal parts for `ranks` ranks.
+std::vector<at::Tensor> equalParts(const at::Tensor& tensor, int ranks) {
+  TORCH_CHECK_VALUE(tensor.is_contiguous() && tensor.numel() % ranks == 0, "a contiguous tensor of equal parts for ", ranks,
+                    " ranks is expected, got sizes ", tensor.sizes());
+  return tensor.view({ranks, tensor.numel() / ranks}).unbind(0);
+}
+
+std::vector<at::Tensor> splitRows(const at::Tensor& tensor, const std::vector<std::int64_t>& splits, int ranks) {
+  if (splits.empty()) return equalParts(tensor, ranks);
+  TORCH_CHECK_VALUE(static_cast<int>(splits.size()) == ranks, splits.size(), " split sizes for ", ranks, " ranks");
+  return tensor.split_with_sizes(splits, 0);
+}
+
+}  // namespace
+
+class SameDeviceBackend::CallWork final : public c10d::Work {
+ public:
+  CallWork(int rank, c10d::OpType type, Tensors outputs) : Work(rank, type), outputs_(std::move(outputs)) {}
+
+  void complete(const absl::Status& status) {
+    finish(status.ok() ? nullptr : toException(status));
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    {
+      const std::lock_guard lock(mutex_);
+      future = future_;
+    }
+    if (future) settle(*future);
+  }
+  Tensors result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    bool done = false;
+    {
+      const std::lock_guard lock(mutex_);
+      if (future_) return future_;
+      future = future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+      done = completed_;
+    }
+    if (done) settle(*future);
+    return future;
+  }
+
+ private:
+  void settle(c10::ivalue::Future& future) {
+    if (exception_) future.setErrorIfNeeded(exception_);
+    else if (!future.completed()) future.markCompleted(c10::IValue(outputs_));
+  }
+
+  Tensors outputs_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+c10::intrusive_ptr<SameDeviceBackend> SameDeviceBackend::create(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                                int size, std::chrono::milliseconds timeout) {
+  auto manager = ThreadGroupManager::create(rank, timeout);
+  if (!manager.ok()) std::rethrow_exception(toException(manager.status()));
+  const auto key = [](int r) { return absl::StrCat("dtorch/rank/", r); };
+  std::vector<std::uint8_t> bytes(sizeof(PeerRef));
+  std::memcpy(bytes.data(), &(*manager)->self(), sizeof(PeerRef));
+  store->set(key(rank), bytes);
+  std::vector<PeerRef> peers(static_cast<std::size_t>(size));
+  std::vector<Rank> ranks(peers.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  for (int r = 0; r < size; ++r) {
+    const std::vector<std::uint8_t> peer = store->get(key(r));  // waits for it
+    TORCH_CHECK_WITH(DistBackendError, peer.size() == sizeof(PeerRef), "rank ", r, " runs another version of this backend");
+    std::memcpy(&peers[static_cast<std::size_t>(r)], peer.data(), sizeof(PeerRef));
+  }
+  (*manager)->setPeers(std::move(peers), 1);
+  auto group = (*manager)->group(ranks);
+  if (!group.ok()) std::rethrow_exception(toException(group.status()));
+  return c10::intrusive_ptr<SameDeviceBackend>::unsafe_steal_from_new(
+      new SameDeviceBackend(rank, size, timeout, *std::move(manager), dynamic_cast<CpuThreadGroup&>(**group)));
+}
+
+SameDeviceBackend::SameDeviceBackend(int rank, int size, std::chrono::milliseconds timeout,
+                                     std::unique_ptr<ThreadGroupManager> manager, CpuThreadGroup& group)
+    : Backend(rank, size), timeout_(timeout), manager_(std::move(manager)), group_(group), thread_([this] { loop(); }) {
+  pthread_setname_np(thread_.native_handle(), "dtorch-comm");
+}
+
+SameDeviceBackend::~SameDeviceBackend() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void SameDeviceBackend::setTimeout(std::chrono::milliseconds timeout) {
+  const std::lock_guard lock(mutex_);
+  timeout_ = timeout;
+}
+
+void SameDeviceBackend::abort() { manager_->abort(absl::CancelledError("the process group was aborted")); }
+
+std::uint64_t SameDeviceBackend::getSequenceNumberForGroup() {
+  const std::lock_guard lock(mutex_);
+  return submitted_;
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::submit(c10d::OpType type, Tensors outputs, std::chrono::milliseconds timeout,
+                                                     bool async, Call call) {
+  Job job{c10::make_intrusive<CallWork>(getRank(), type, std::move(outputs)), std::move(call), timeout};
+  const WorkPtr work = job.work;
+  {
+    const std::lock_guard lock(mutex_);
+    ++submitted_;
+    if (job.timeout == c10d::kUnsetTimeout) job.timeout = timeout_;
+    if (async || busy_ || !jobs_.empty()) {
+      jobs_.push_back(std::move(job));
+      changed_.notify_all();
+      return work;
+    }
+    busy_ = true;
+  }
+  run(job);
+  return work;
+}
+
+void SameDeviceBackend::run(Job& job) {
+  absl::Status status;
+  group_.setTimeout(job.timeout);
+  try {
+    status = job.call(group_);
+  } catch (const std::exception& e) {
+    status = absl::InternalError(e.what());
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    busy_ = false;
+    if (!jobs_.empty() || stopping_) changed_.notify_all();
+  }
+  job.work->complete(status);
+}
+
+void SameDeviceBackend::loop() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return !busy_ && (stopping_ || !jobs_.empty()); });
+    if (jobs_.empty()) return;
+    Job job = std::move(jobs_.front());
+    jobs_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    run(job);
+    lock.lock();
+  }
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const at::Tensor tensor = only(tensors);
+  return submit(c10d::OpType::BROADCAST, tensors, options.timeout, options.asyncOp, [tensor, root = options.rootRank](auto& group) {
+    return group.broadcastInto(tensor, static_cast<int>(root), kTag);
+  });
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  const at::Tensor tensor = only(tensors);
+  return submit(c10d::OpType::ALLREDUCE, tensors, options.timeout, options.asyncOp, [tensor, op = options.reduceOp](auto& group) {
+    return group.reduceInto(weighted(tensor, op), tensor, toReduction(op), -1, kTag);
+  });
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::allreduce_coalesced(Tensors& tensors,
+                                                                  const c10d::AllreduceCoalescedOptions& options) {
+  return submit(c10d::OpType::ALLREDUCE_COALESCED, tensors, options.timeout, options.asyncOp,
+                [tensors, op = options.reduceOp](auto& group) {
+                  absl::Status status;
+                  for (const at::Tensor& tensor : tensors) {
+                    status.Update(group.reduceInto(weighted(tensor, op), tensor, toReduction(op), -1, kTag));
+                  }
+                  return status;
+                });
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const at::Tensor tensor = only(tensors);
+  return submit(c10d::OpType::REDUCE, tensors, options.timeout, options.asyncOp,
+                [tensor, op = options.reduceOp, root = options.rootRank](auto& group) {
+                  return group.reduceInto(weighted(tensor, op), tensor, toReduction(op), static_cast<int>(root), kTag);
+                });
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                        const c10d::AllgatherOptions& options) {
+  const at::Tensor input = only(inputs);
+  const Tensors parts = only(outputs);
+  return submit(c10d::OpType::ALLGATHER, parts, options.timeout, options.asyncOp,
+                [input, parts](auto& group) { return group.gatherInto(input, parts, -1, kTag); });
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                              const c10d::AllgatherOptions& options) {
+  const Tensors parts = equalParts(output, getSize());
+  return submit(c10d::OpType::_ALLGATHER_BASE, {output}, options.timeout, options.asyncOp,
+                [input, parts](auto& group) { return group.gatherInto(input, parts, -1, kTag); });
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                              const c10d::AllgatherOptions& options) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), outputs.size(), " outputs for ", inputs.size(), " inputs");
+  std::vector<Tensors> parts;
+  for (const at::Tensor& output : outputs) parts.push_back(equalParts(output, getSize()));
+  return submit(c10d::OpType::COALESCED, outputs, options.timeout, options.asyncOp, [inputs, parts](auto& group) {
+    absl::Status status;
+    for (std::size_t i = 0; i < inputs.size(); ++i) status.Update(group.gatherInto(inputs[i], parts[i], -1, kTag));
+    return status;
+  });
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                     const c10d::GatherOptions& options) {
+  const at::Tensor input = only(inputs);
+  const Tensors parts = getRank() == options.rootRank ? only(outputs) : Tensors{};
+  return submit(c10d::OpType::GATHER, parts, options.timeout, options.asyncOp,
+                [input, parts, root = options.rootRank](auto& group) {
+                  return group.gatherInto(input, parts, static_cast<int>(root), kTag);
+                });
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                                      const c10d::ScatterOptions& options) {
+  const at::Tensor output = only(outputs);
+  const Tensors parts = getRank() == options.rootRank ? only(inputs) : Tensors{};
+  return submit(c10d::OpType::SCATTER, outputs, options.timeout, options.asyncOp,
+                [output, parts, root = options.rootRank](auto& group) {
+                  return group.scatterInto(parts, output, static_cast<int>(root), kTag);
+                });
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                                             const c10d::ReduceScatterOptions& options) {
+  const at::Tensor output = only(outputs);
+  Tensors parts = only(inputs);
+  return submit(c10d::OpType::REDUCE_SCATTER, outputs, options.timeout, options.asyncOp,
+                [output, parts, op = options.reduceOp](auto& group) {
+                  Tensors weightedParts;
+                  for (const at::Tensor& part : parts) weightedParts.push_back(weighted(part, op));
+                  return group.reduceScatterInto(weightedParts, output, toReduction(op), kTag);
+                });
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                                   const c10d::ReduceScatterOptions& options) {
+  const int ranks = getSize();
+  return submit(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, options.timeout, options.asyncOp,
+                [output, input, ranks, op = options.reduceOp](auto& group) {
+                  return group.reduceScatterInto(equalParts(weighted(input, op).contiguous(), ranks), output,
+                                                 toReduction(op), kTag);
+                });
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                              const c10d::ReduceScatterOptions& options) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), outputs.size(), " outputs for ", inputs.size(), " inputs");
+  const int ranks = getSize();
+  return submit(c10d::OpType::COALESCED, outputs, options.timeout, options.asyncOp,
+                [outputs, inputs, ranks, op = options.reduceOp](auto& group) {
+                  absl::Status status;
+                  for (std::size_t i = 0; i < inputs.size(); ++i) {
+                    status.Update(group.reduceScatterInto(equalParts(weighted(inputs[i], op).contiguous(), ranks), outputs[i],
+                                                          toReduction(op), kTag));
+                  }
+                  return status;
+                });
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                            std::vector<std::int64_t>& outputSplits,
+                                                            std::vector<std::int64_t>& inputSplits,
+                                                            const c10d::AllToAllOptions& options) {
+  const Tensors receives = splitRows(output, outputSplits, getSize());
+  const Tensors sends = splitRows(input.contiguous(), inputSplits, getSize());
+  return submit(c10d::OpType::ALLTOALL_BASE, {output}, options.timeout, options.asyncOp,
+                [sends, receives](auto& group) { return group.allToAllInto(sends, receives, kTag); });
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::alltoall(Tensors& outputs, Tensors& inputs,
+                                                       const c10d::AllToAllOptions& options) {
+  return submit(c10d::OpType::ALLTOALL, outputs, options.timeout, options.asyncOp,
+                [inputs, outputs](auto& group) { return group.allToAllInto(inputs, outputs, kTag); });
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::barrier(const c10d::BarrierOptions& options) {
+  return submit(c10d::OpType::BARRIER, {}, options.timeout, options.asyncOp, [](auto& group) { return group.barrier(kTag); });
+}
+
+}  // namespace dtorch

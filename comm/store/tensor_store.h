@@ -1,0 +1,107 @@
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "absl/status/statusor.h"
+#include "comm/exchange/peer_memory.h"
+#include "core/ids.h"
+#include "shm/process_watch.h"
+#include "shm/segment.h"
+
+namespace dtorch {
+
+/// Hands tensors by key from the rank that has them to ranks of its host that want them, without a copy: the source sets
+/// (srcSet), each reader gets a view and says when it is done (destGet, destFinishGet), and the source waits for all
+/// readers before it changes or frees the tensor (srcWaitUntilGetFinished). Readers may come first; a key is free again
+/// after the source's wait. A tensor outside the shared heap is copied into shared memory once when it is set, if any
+/// peer is another process.
+///
+/// Thread: safe, but one thread at a time for one key.
+/// Errors of the waits: UNAVAILABLE naming the peer that died, DEADLINE_EXCEEDED, ABORTED after abort().
+class TensorStore {
+ public:
+  using Deadline = std::chrono::steady_clock::time_point;
+  struct Peer {
+    Rank rank = 0;
+    std::int64_t pid = 0;
+    SegmentRef board;
+  };
+
+  /// Opens this rank's board, which peers must be told of.
+  static absl::StatusOr<std::unique_ptr<TensorStore>> create(Rank rank, const SharedHeap* heap);
+  ~TensorStore();
+
+  const Peer& self() const { return self_; }
+  /// UNAVAILABLE: a peer is gone.
+  absl::Status setPeers(const std::vector<Peer>& peers);
+
+  /// ALREADY_EXISTS: the key is set. INVALID_ARGUMENT: a key of more than 95 bytes, no strided CPU tensor, more than 16
+  /// dimensions. RESOURCE_EXHAUSTED: 256 keys are set, or no memory.
+  absl::Status srcSet(const std::string& key, const at::Tensor& tensor, int readers);
+  absl::Status srcWaitUntilGetFinished(const std::string& key, Deadline deadline);
+  /// Shape, dtype and strides are the source's. The view must not be written, nor used after destFinishGet.
+  absl::StatusOr<at::Tensor> destGet(Rank source, const std::string& key, Deadline deadline);
+  /// FAILED_PRECONDITION: nothing was got under this key, or more readers finished than the source said.
+  absl::Status destFinishGet(Rank source, const std::string& key);
+  /// destGet and destFinishGet around a copy on `device`.
+  absl::StatusOr<at::Tensor> destGetAndToDevice(Rank source, const std::string& key, c10::Device device, Deadline deadline);
+
+  /// Takes back everything that this rank has set, read or not. Ranks call it between two barriers of their group.
+  void reset();
+  /// Ends all waits of this rank, now and later. Any thread.
+  void abort();
+
+ private:
+  struct Entry;
+  struct Board;
+  struct Source {
+    Entry* entry = nullptr;
+    at::Tensor tensor;  // kept until all have read it
+    Segment copy;       // in place of a tensor that is not in shared memory
+  };
+  struct Reading {
+    Entry* entry = nullptr;
+    std::uint64_t generation = 0;
+    bool open = false;
+    std::shared_ptr<Segment> memory;
+  };
+  struct Remote {
+    std::int64_t pid = 0;
+    Segment segment;
+    ProcessWatch watch;
+    Board* board = nullptr;
+  };
+  using ReadingKey = std::pair<Rank, std::string>;
+
+  TensorStore(Rank rank, Segment segment, const SharedHeap* heap);
+  absl::StatusOr<std::shared_ptr<Remote>> remote(Rank rank) const;
+  absl::Status findDead() const;
+  /// Sleeps until `word` may have changed; an error when the wait is over for another reason.
+  absl::Status pause(const std::atomic<std::uint32_t>& word, std::uint32_t seen, Deadline deadline, const std::string& what,
+                     const std::function<absl::Status()>& dead) const;
+  void free(Source& source);
+
+  Segment segment_;
+  Board* board_;
+  const Peer self_;
+  PeerMemory memory_;
+  std::atomic<bool> aborted_ = false;
+
+  mutable std::mutex mutex_;
+  std::map<Rank, std::shared_ptr<Remote>> remotes_;
+  std::map<std::string, Source> sources_;
+  std::map<ReadingKey, Reading> readings_;
+  std::uint64_t generation_ = 0;
+};
+
+}  // namespace dtorch

@@ -1,0 +1,161 @@
+// The engine below tensors, by threads on one block of memory: also run under the thread sanitizer.
+#include "comm/exchange/exchange.h"
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "comm/exchange/mailbox.h"
+#include "tests/catch.h"
+
+namespace dtorch {
+namespace {
+
+void addInts(std::byte* out, const std::byte* const* inputs, int count, std::size_t elements) {
+  for (std::size_t i = 0; i < elements; ++i) {
+    int sum = 0;
+    for (int r = 0; r < count; ++r) sum += reinterpret_cast<const int*>(inputs[r])[i];
+    reinterpret_cast<int*>(out)[i] = sum;
+  }
+}
+const ReduceKernel kAddInts{addInts, sizeof(int)};
+
+/// Runs `body` as each rank of a group on zeroed memory.
+void runGroup(int ranks, const std::function<void(Exchange&)>& body, std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
+  const std::size_t bytes = Arena::bytesFor(ranks);
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  const std::unique_ptr<std::byte, Free> memory(static_cast<std::byte*>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096)));
+  std::memset(memory.get(), 0, bytes);
+  std::vector<Rank> names(static_cast<std::size_t>(ranks));
+  std::iota(names.begin(), names.end(), 10);
+  const Arena arena = Arena::format(memory.get(), names);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      Exchange exchange(arena, r, std::vector<ProcessWatch>(names.size()), std::make_shared<PeerMemory>(nullptr), timeout);
+      body(exchange);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+Call callOf(CallKind kind) {
+  Call call;
+  call.kind = kind;
+  return call;
+}
+
+std::vector<int> values(int rank, std::size_t count) {
+  std::vector<int> v(count);
+  std::iota(v.begin(), v.end(), rank * 1000);
+  return v;
+}
+const std::byte* bytes(const std::vector<int>& v) { return reinterpret_cast<const std::byte*>(v.data()); }
+std::byte* bytes(std::vector<int>& v) { return reinterpret_cast<std::byte*>(v.data()); }
+
+}  // namespace
+
+TEST_CASE("threads reduce, spread and swap in turn") {
+  for (const int ranks : {1, 2, 5}) {
+    runGroup(ranks, [ranks](Exchange& exchange) {
+      for (const std::size_t count : {1, 100, 50000}) {
+        const std::vector<int> mine = values(exchange.self(), count);
+        std::vector<int> sum(count);
+        bool right = exchange.allReduce(callOf(CallKind::kAllReduce), bytes(mine), bytes(sum), count * 4, kAddInts, -1).ok();
+        for (std::size_t i = 0; i < count; ++i) {
+          right = right && sum[i] == ranks * static_cast<int>(i) + 1000 * ranks * (ranks - 1) / 2;
+        }
+        std::vector<std::vector<int>> all(static_cast<std::size_t>(ranks), std::vector<int>(count));
+        std::vector<Rows> incoming;
+        for (auto& part : all) incoming.push_back(contiguousRows(bytes(part), count * 4));
+        right = right && exchange.spread(callOf(CallKind::kAllGather), contiguousRows(bytes(mine), count * 4), incoming).ok();
+        for (int r = 0; r < ranks; ++r) right = right && all[static_cast<std::size_t>(r)] == values(r, count);
+        const std::vector<ConstRows> outgoing(static_cast<std::size_t>(ranks), contiguousRows(bytes(mine), count * 4));
+        right = right && exchange.swap(callOf(CallKind::kAllToAll), outgoing, incoming).ok();
+        right = right && exchange.reduceScatter(callOf(CallKind::kReduceScatter), outgoing, bytes(sum), kAddInts).ok();
+        right = right && sum[0] == 1000 * ranks * (ranks - 1) / 2;
+        if (!right) std::abort();
+      }
+    });
+  }
+}
+
+TEST_CASE("ranks that were asleep are woken") {
+  runGroup(3, [](Exchange& exchange) {
+    for (int i = 0; i < 300; ++i) {
+      if (i % 3 == exchange.self()) std::this_thread::yield();
+      if (!exchange.barrier(callOf(CallKind::kBarrier)).ok()) std::abort();
+    }
+  });
+}
+
+TEST_CASE("a mismatch is the same error on all ranks, and stays") {
+  runGroup(3, [](Exchange& exchange) {
+    const Call call = callOf(exchange.self() == 2 ? CallKind::kBarrier : CallKind::kGather);
+    const absl::Status status = exchange.barrier(call);
+    if (!absl::IsFailedPrecondition(status) || !absl::StrContains(status.message(), "rank 10 calls gather, rank 12 calls barrier")) {
+      std::abort();
+    }
+    if (exchange.barrier(call) != status) std::abort();
+  });
+}
+
+TEST_CASE("breaking a group from another thread ends its calls") {
+  runGroup(2, [](Exchange& exchange) {
+    if (exchange.self() == 0) return exchange.lockstep().breakGroup(absl::AbortedError("enough"));
+    if (exchange.barrier(callOf(CallKind::kBarrier)) != absl::AbortedError("enough")) std::abort();
+  });
+}
+
+TEST_CASE("a rank that does not come is named at the deadline") {
+  runGroup(
+      2,
+      [](Exchange& exchange) {
+        if (exchange.self() == 0) return;
+        const absl::Status status = exchange.barrier(callOf(CallKind::kBarrier));
+        if (!absl::IsDeadlineExceeded(status) || !absl::StrContains(status.message(), "rank 10")) std::abort();
+      },
+      std::chrono::milliseconds(100));
+}
+
+TEST_CASE("rows of any length are copied into rows of any other") {
+  std::vector<char> from(60);
+  std::iota(from.begin(), from.end(), 0);
+  std::vector<char> to(60);
+  const ConstRows in{reinterpret_cast<const std::byte*>(from.data()), 4, 6, 15};
+  const Rows out{reinterpret_cast<std::byte*>(to.data()), 3, 8, 20};
+  copyRows(in, out);
+  for (int i = 0; i < 24; ++i) CHECK(to[static_cast<std::size_t>(i / 8 * 20 + i % 8)] == from[static_cast<std::size_t>(i / 6 * 15 + i % 6)]);
+  std::vector<char> middle(7);
+  readRows(in, 4, reinterpret_cast<std::byte*>(middle.data()), 7);
+  CHECK(middle == std::vector<char>{4, 5, 15, 16, 17, 18, 19});
+}
+
+TEST_CASE("notices are found by key, awaited, and make room with their epoch") {
+  auto mailbox = Mailbox::create();
+  REQUIRE(mailbox.ok());
+  const std::atomic<bool> never = false;
+  const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::seconds(60); };
+  std::thread publisher([&] {
+    for (int i = 0; i < 300; ++i) {
+      if (!mailbox->publish(Mailbox::keyOf(1, {i, 1}), {i, 7, 8, 9}).ok()) std::abort();
+    }
+  });
+  CHECK(mailbox->await(Mailbox::keyOf(1, {299, 1}), {}, soon(), never)->pid == 299);
+  publisher.join();
+  CHECK(mailbox->await(Mailbox::keyOf(1, {17, 1}), {}, soon(), never)->pid == 17);
+  CHECK(absl::IsDeadlineExceeded(mailbox->await(Mailbox::keyOf(2, {17, 1}), {}, std::chrono::steady_clock::now(), never).status()));
+  const std::atomic<bool> aborted = true;
+  CHECK(absl::IsAborted(mailbox->await(Mailbox::keyOf(2, {17, 1}), {}, soon(), aborted).status()));
+  for (int i = 0; i < 4096; ++i) REQUIRE(mailbox->publish(Mailbox::keyOf(2, {i}), {i, 1, 1, 1}).ok());
+  CHECK(absl::IsResourceExhausted(mailbox->publish(Mailbox::keyOf(2, {5000}), {1, 1, 1, 1})));
+}
+
+}  // namespace dtorch

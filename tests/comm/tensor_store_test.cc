@@ -1,0 +1,154 @@
+#include "comm/store/tensor_store.h"
+
+#include <ATen/ATen.h>
+
+#include <csignal>
+#include <cstring>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "comm/store/shared_allocator.h"
+#include "tests/catch.h"
+#include "tests/comm/ranks.h"
+
+namespace dtorch::testing {
+namespace {
+
+TensorStore::Deadline in(int seconds) { return std::chrono::steady_clock::now() + std::chrono::seconds(seconds); }
+
+/// This rank's store, which knows all the others'.
+std::unique_ptr<TensorStore> openStore(RankContext& context) {
+  auto store = *TensorStore::create(context.rank, sharedHeap());
+  at::Tensor self = at::empty({static_cast<std::int64_t>(sizeof(TensorStore::Peer))}, at::kByte);
+  std::memcpy(self.mutable_data_ptr(), &store->self(), sizeof(TensorStore::Peer));
+  const std::vector<std::int64_t> lengths(static_cast<std::size_t>(context.size), self.numel());
+  const at::Tensor all = *context.world().allGather(self, 0, lengths, {});
+  std::vector<TensorStore::Peer> peers(static_cast<std::size_t>(context.size));
+  std::memcpy(peers.data(), all.const_data_ptr(), all.nbytes());
+  context.check(store->setPeers(peers).ok(), "setPeers");
+  return store;
+}
+
+/// Rank 0 sets, all others read; keys are used again and again.
+void handOver(RankContext& context) {
+  const auto store = openStore(context);
+  const std::vector<at::Tensor> values = {
+      at::arange(100000, at::kFloat),
+      at::arange(200000, at::kDouble).reshape({400, 500}).t(),
+      at::arange(60000, at::kInt).reshape({200, 300}).slice(1, 5, 290, 3),
+      at::ones({3}).expand({70000, 3}),
+      at::empty({4, 0, 2}),
+      at::tensor(2.5),
+      at::arange(3).ge(1),
+      at::complex(at::arange(5, at::kDouble), at::ones({5}, at::kDouble)),
+      at::arange(100000).to(at::kFloat8_e5m2),
+  };
+  for (int round = 0; round < 3; ++round) {
+    for (const at::Tensor& value : values) {
+      if (context.rank == 0) {
+        context.check(store->srcSet("key", value, context.size - 1).ok(), "srcSet");
+        context.check(absl::IsAlreadyExists(store->srcSet("key", value, 1)), "a set key is set again");
+        context.check(store->srcWaitUntilGetFinished("key", in(20)).ok(), "srcWaitUntilGetFinished");
+        continue;
+      }
+      auto view = store->destGet(0, "key", in(20));
+      if (!view.ok()) return context.check(false, view.status().ToString());
+      const bool same = view->sizes() == value.sizes() && view->scalar_type() == value.scalar_type() &&
+                        (value.scalar_type() == at::kFloat8_e5m2 ? at::equal(view->view(at::kByte), value.view(at::kByte))
+                                                                 : at::equal(*view, value));
+      context.check(same, absl::StrCat("another tensor than ", value.numel(), " elements of ", at::toString(value.scalar_type())));
+      context.check(store->destFinishGet(0, "key").ok(), "destFinishGet");
+      context.check(absl::IsFailedPrecondition(store->destFinishGet(0, "key")), "finished twice");
+    }
+  }
+  if (context.rank == 0) {
+    context.check(store->srcSet("copy", values[0], context.size - 1).ok(), "srcSet");
+    context.check(store->srcWaitUntilGetFinished("copy", in(20)).ok(), "srcWaitUntilGetFinished");
+  } else {
+    auto copy = store->destGetAndToDevice(0, "copy", at::kCPU, in(20));
+    context.check(copy.ok() && at::equal(*copy, values[0]), "destGetAndToDevice");
+  }
+  context.check(context.world().barrier({}).ok(), "barrier");
+  const auto nobody = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
+  context.check(absl::IsDeadlineExceeded(store->destGet(0, "never", nobody).status()), "a key that is never set");
+  store->abort();
+  context.check(absl::IsAborted(store->destGet(0, "never", in(20)).status()), "a wait after abort()");
+  context.check(context.world().barrier({}).ok(), "barrier");
+}
+const RankRole kHandOver("hand over", handOver);
+
+/// What rank 0 has in shared memory, rank 1 sees in place: a later change shows through.
+void inPlace(RankContext& context) {
+  const auto store = openStore(context);
+  ThreadGroup& world = context.world();
+  at::Tensor value = at::zeros({1 << 20});
+  if (context.rank == 0) context.check(store->srcSet("x", value, 1).ok(), "srcSet");
+  absl::StatusOr<at::Tensor> view;
+  if (context.rank == 1) view = store->destGet(0, "x", in(20));
+  context.check(world.barrier({}).ok(), "barrier");
+  if (context.rank == 0) value.fill_(7);
+  context.check(world.barrier({}).ok(), "barrier");
+  if (context.rank == 1) {
+    context.check(view.ok() && view->eq(7).all().item<bool>(), "the tensor was copied");
+    context.check(store->destFinishGet(0, "x").ok(), "destFinishGet");
+  } else {
+    context.check(store->srcWaitUntilGetFinished("x", in(20)).ok(), "srcWaitUntilGetFinished");
+  }
+}
+const RankRole kInPlace("in place", inPlace);
+
+/// Rank 0 is the source, 1 and 2 are readers; the argument says who dies in which step. The waits of the others end within
+/// a second, with an error that names the dead.
+void killedInStep(RankContext& context) {
+  const auto store = openStore(context);
+  const std::string& step = context.argument;
+  const at::Tensor value = at::arange(100000.0);
+  const auto start = std::chrono::steady_clock::now();
+  const auto names = [&](const absl::Status& status, int rank) {
+    context.check(absl::IsUnavailable(status) && absl::StrContains(status.message(), absl::StrCat("rank ", rank)), status.ToString());
+  };
+  if (context.rank == 0) {
+    if (step == "SrcSet") ::raise(SIGKILL);
+    context.check(store->srcSet("x", value, 2).ok(), "srcSet");
+    if (step == "SrcWait") ::raise(SIGKILL);
+    names(store->srcWaitUntilGetFinished("x", in(20)), 1);
+  } else {
+    if (step == "DestGet" && context.rank == 1) ::raise(SIGKILL);
+    auto view = store->destGet(0, "x", in(20));
+    if (step == "SrcSet") return names(view.status(), 0);
+    if (step == "SrcWait" && !view.ok()) return names(view.status(), 0);  // it died before this rank came
+    context.check(view.ok() && at::equal(*view, value), absl::StrCat("destGet: ", view.status().ToString()));
+    if (step == "DestFinishGet" && context.rank == 1) ::raise(SIGKILL);
+    context.check(store->destFinishGet(0, "x").ok(), "destFinishGet");
+    if (step == "SrcWait") names(store->destGet(0, "next", in(20)).status(), 0);
+  }
+  context.check(std::chrono::steady_clock::now() - start < std::chrono::seconds(5), "it took long");
+}
+const RankRole kKilledInStep("killed in step", killedInStep);
+
+}  // namespace
+
+TEST_CASE("tensors are handed over by key") {
+  for (const int size : {2, 4}) expectRanks(Mode::kThreads, size, "hand over");
+  expectRanks(Mode::kProcesses, 3, "hand over");
+  expectRanks(Mode::kProcesses, 3, "hand over", "shared");
+}
+
+TEST_CASE("a tensor in shared memory crosses without a copy") {
+  expectRanks(Mode::kThreads, 2, "in place");
+  expectRanks(Mode::kProcesses, 2, "in place", "shared");
+}
+
+TEST_CASE("a rank killed in a step of the store ends the others' waits") {
+  for (const char* step : {"SrcSet", "DestGet", "DestFinishGet", "SrcWait"}) {
+    const std::size_t victim = absl::StartsWith(step, "Src") ? 0 : 1;
+    const auto outcomes = runRanks(Mode::kProcesses, 3, "killed in step", step);
+    for (std::size_t r = 0; r < outcomes.size(); ++r) {
+      INFO(step << ", rank " << r << ": " << outcomes[r].failures);
+      CHECK(outcomes[r].status == (r == victim ? SIGKILL : 0));
+      CHECK(outcomes[r].failures.empty());
+    }
+  }
+}
+
+}  // namespace dtorch::testing
