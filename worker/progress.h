@@ -12,14 +12,14 @@ namespace dtorch {
 ///
 /// Thread: written by the stream's thread alone, with plain stores; read by any.
 struct alignas(64) StreamProgress {
-  std::atomic<const Plan*> currentPlan{nullptr};  // plans live as long as the worker
+  std::atomic<const Plan*> currentPlan{nullptr};  // of `current`; may be gone afterwards
   std::atomic<OperatorNumber> current{0};         // 0: nothing runs
   std::atomic<OperatorNumber> lastDone{0};
   std::atomic<std::uint64_t> done{0};
 
   void begin(const Plan* plan, OperatorNumber number) {
     currentPlan.store(plan, std::memory_order_relaxed);
-    current.store(number, std::memory_order_relaxed);
+    current.store(number, std::memory_order_release);
   }
   void pause() { current.store(0, std::memory_order_relaxed); }
   void end(OperatorNumber number) {

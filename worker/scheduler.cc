@@ -61,7 +61,11 @@ absl::Status Scheduler::definePlan(const v1::Plan& wire) {
 }
 
 void Scheduler::forgetPlans(PlanId below) {
-  const auto forgotten = std::make_shared<std::vector<std::unique_ptr<const Plan>>>();
+  using Plans = std::vector<std::unique_ptr<const Plan>>;
+  const std::shared_ptr<Plans> forgotten(new Plans, [&destroying = destroyingPlans_](Plans* plans) {
+    const absl::MutexLock lock(&destroying);
+    delete plans;
+  });
   for (auto it = plans_.begin(); it != plans_.end();) {
     const auto current = it++;
     if (current->first >= below) continue;

@@ -10,6 +10,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "comm/group/thread_group_manager.h"
 #include "core/ids.h"
 #include "dtorch/v1/worker.pb.h"
@@ -30,8 +31,15 @@ using TaskStreams = std::array<KernelStream<Task>, kStreams>;
 /// Thread: the message loop's. Owns: the tensor table and the plans; they outlive the streams' threads.
 class Scheduler {
  public:
-  Scheduler(Rank rank, at::Device device, TaskStreams& streams, ThreadGroupManager& groups, ValueSegments& values)
-      : rank_(rank), device_(device), streams_(streams), groups_(groups), values_(values) {}
+  /// `destroyingPlans` is held while plans are destroyed, so that another thread can read the one that runs.
+  Scheduler(Rank rank, at::Device device, TaskStreams& streams, ThreadGroupManager& groups, ValueSegments& values,
+            absl::Mutex& destroyingPlans)
+      : rank_(rank),
+        device_(device),
+        streams_(streams),
+        groups_(groups),
+        values_(values),
+        destroyingPlans_(destroyingPlans) {}
 
   /// Enqueues `command`; `number` is the operator's, if it runs a plan. May move out of it. An error is one of the
   /// protocol, after which this worker must not go on; an operator's own error goes to its outputs.
@@ -63,6 +71,7 @@ class Scheduler {
   TaskStreams& streams_;
   ThreadGroupManager& groups_;
   ValueSegments& values_;
+  absl::Mutex& destroyingPlans_;
   StreamOrder order_;
   OperandTable operands_;
   absl::flat_hash_map<PlanId, std::unique_ptr<const Plan>> plans_;

@@ -14,6 +14,7 @@
 #include <zmq.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "comm/group/thread_group_manager.h"
 #include "proto/codec.h"
@@ -50,7 +51,7 @@ class Worker::Impl {
         context_(context == nullptr ? *ownContext_ : *context),
         groups_(std::move(groups)),
         reporter_(context_, options.reportEndpoint, options.rank),
-        scheduler_(options.rank, at::Device(options.device), streams_, *groups_, values_),
+        scheduler_(options.rank, at::Device(options.device), streams_, *groups_, values_, destroyingPlans_),
         loop_(context_, options.frameEndpoint, options.rank, scheduler_, stop_) {}
 
   ~Impl() {
@@ -129,6 +130,7 @@ class Worker::Impl {
     heartbeat->set_protocol(kProtocolVersion);
     heartbeat->set_rank(options_.rank);
     heartbeat->set_pid(getpid());
+    const absl::MutexLock plansStay(&destroyingPlans_);
     const Plan* plan = nullptr;
     for (std::size_t i = 0; i < kStreams; ++i) {
       const StreamProgress& progress = progress_[i];
@@ -163,6 +165,7 @@ class Worker::Impl {
   ValueSegments values_;
   std::array<StreamProgress, kStreams> progress_;
   StopRequest stop_;
+  absl::Mutex destroyingPlans_;
   TaskStreams streams_;
   Scheduler scheduler_;
   MessageLoop loop_;
