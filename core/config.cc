@@ -178,7 +178,7 @@ class CommandLine {
     return result;
   }
 
-  std::string help() { return app_.help(); }
+  std::string help() { return absl::StrReplaceAll(app_.help(), {{"\n\n\n\n", "\n\n"}, {"\n\n\n", "\n\n"}}); }
   const config_detail::Request& request() const { return request_; }
   const std::string& file() const { return file_; }
 
@@ -186,8 +186,8 @@ class CommandLine {
   void addKey(const ConfigKey& key, std::string& value, const void* defaults) {
     const std::string flag = absl::StrCat("--", key.name);
     const std::string text = key.print(defaults);
-    const std::string documentation =
-        absl::StrCat(key.doc, text.empty() ? "" : absl::StrCat(" (", text, ")"), "\n", key.quoted ? "" : key.allowed);
+    const std::string documentation = absl::StrCat(key.doc, text.empty() ? "" : absl::StrCat(" (", text, ")"),
+                                                   key.quoted ? "" : absl::StrCat("\n", key.allowed));
     CLI::Option* option = nullptr;
     if (key.isSwitch) {
       option = app_.add_flag(flag, value, documentation);

@@ -237,6 +237,7 @@ TEST_CASE("--help names every key with its default and documentation, and needs 
     checkContains(loaded->output, "--" + key.name);
     checkContains(loaded->output, key.doc);
   }
+  CHECK_FALSE(absl::StrContains(loaded->output, "\n\n\n"));
   checkContains(loaded->output, "256MiB");
   checkContains(loaded->output, "1m");
 }
