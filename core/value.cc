@@ -51,7 +51,12 @@ bool sameBits(double a, double b) { return std::bit_cast<std::uint64_t>(a) == st
 
 }  // namespace
 
-std::string Value::toString() const { return std::visit(Printer{}, value_); }
+std::string Value::toString() const {
+  constexpr std::size_t kLongest = 256;  // enough to recognise it in an error message
+  std::string text = std::visit(Printer{}, value_);
+  if (text.size() > kLongest) text.replace(kLongest, std::string::npos, "...");
+  return text;
+}
 
 bool operator==(const Value& a, const Value& b) {
   if (a.value_.index() != b.value_.index()) return false;

@@ -122,6 +122,11 @@ class Converter {
                                       std::optional<std::int32_t> n) const {
     switch (type->kind()) {
       case c10::TypeKind::OptionalType:
+        // A factory without a device would allocate on the default one, whatever `device_` is for.
+        if (value.isNone() &&
+            type->castRaw<c10::OptionalType>()->getElementType()->kind() == c10::TypeKind::DeviceObjType) {
+          return c10::IValue(device_);
+        }
         if (value.isNone()) return c10::IValue();
         return convert(type->castRaw<c10::OptionalType>()->getElementType(), value, n);
       case c10::TypeKind::TensorType:

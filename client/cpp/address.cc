@@ -33,7 +33,9 @@ std::string defaultAddress() {
 }
 
 std::string grpcAddress(const std::string& address) {
-  const bool path = !address.empty() && (address.front() == '/' || address.front() == '.');
+  // No host has a slash in it, and only a scheme ("unix:", "dns:///") has a colon before one.
+  const std::size_t slash = address.find('/');
+  const bool path = slash != std::string::npos && address.find(':') > slash;
   return path ? absl::StrCat("unix:", address) : address;
 }
 

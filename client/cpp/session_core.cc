@@ -120,6 +120,25 @@ Tensor SessionCore::withoutSession(absl::string_view name, absl::Span<const Argu
   return failed(name, site, absl::InvalidArgumentError("no argument is a tensor: use Session::call"));
 }
 
+namespace {
+
+// What an argument takes in a message, at most. Tensors are named, so only texts and lists matter.
+std::size_t wireBytes(const Value& value) {
+  if (const auto* text = value.as<std::string>()) return text->size();
+  if (const auto* integers = value.as<std::vector<std::int64_t>>()) return 10 * integers->size();
+  if (const auto* reals = value.as<std::vector<double>>()) return 8 * reals->size();
+  if (const auto* booleans = value.as<std::vector<bool>>()) return booleans->size();
+  std::size_t bytes = 16;
+  if (const auto* values = value.as<std::vector<Value>>()) {
+    for (const Value& element : *values) bytes += 4 + wireBytes(element);
+  }
+  return bytes;
+}
+
+constexpr std::size_t kMaxArgumentBytes = 16u << 20;
+
+}  // namespace
+
 absl::StatusOr<TensorId> SessionCore::submit(absl::string_view name, absl::Span<const Argument> arguments,
                                              std::uint32_t outputs, const CallOptions& options, const Mesh& world,
                                              const std::source_location& site) {
@@ -143,9 +162,21 @@ absl::StatusOr<TensorId> SessionCore::submit(absl::string_view name, absl::Span<
     if (argument.tensors() == nullptr) return;
     for (const Tensor& tensor : *argument.tensors()) addInput(tensor);
   };
-  for (const Argument& argument : arguments) addInputs(argument);
-  for (const NamedArgument& named : options.named) addInputs(named.second);
+  std::size_t bytes = name.size();
+  const auto add = [&](const Argument& argument) {
+    addInputs(argument);
+    if (argument.value() != nullptr) bytes += wireBytes(*argument.value());
+  };
+  for (const Argument& argument : arguments) add(argument);
+  for (const NamedArgument& named : options.named) add(named.second);
   if (!error.ok()) return error;
+  if (bytes > kMaxArgumentBytes) {
+    return failed(name.substr(0, 256), site,
+                  absl::InvalidArgumentError(absl::StrCat("its arguments take ", bytes, " bytes; at most ",
+                                                          kMaxArgumentBytes,
+                                                          " are sent with a call: put large data as a tensor")))
+        .handle_->error;
+  }
 
   std::uint32_t mesh = 0;
   if (inputs.empty()) {

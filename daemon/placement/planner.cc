@@ -14,9 +14,15 @@
 namespace dtorch {
 namespace {
 
+// A list of thousands of inputs would bury the advice behind it.
+constexpr std::size_t kDescribedInputs = 8;
+
 std::string describe(absl::Span<const TensorLayout* const> inputs) {
-  return absl::StrJoin(inputs, ", ",
-                       [](std::string* out, const TensorLayout* layout) { out->append(layout->toString()); });
+  std::string text =
+      absl::StrJoin(inputs.subspan(0, kDescribedInputs), ", ",
+                    [](std::string* out, const TensorLayout* layout) { out->append(layout->toString()); });
+  if (inputs.size() > kDescribedInputs) absl::StrAppend(&text, " and ", inputs.size() - kDescribedInputs, " more");
+  return text;
 }
 
 // Factories whose elements are all alike: each rank makes its own part. The others are made whole, then converted.
@@ -111,6 +117,11 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
         absl::StrCat("it returns ", outputs->size(), " tensors, the call expects ", op.outputs));
   }
 
+  for (const auto& [output, input] : op.mutated) {
+    if ((*outputs)[output] == inputs[input]->meta) continue;
+    return absl::UnimplementedError("it changes the shape of its tensor in place; use the form that returns a view");
+  }
+
   const int meshDims = mesh->mesh.dims();
   std::vector<Placements> placed(outputs->size());
   std::vector<int> sizeArguments;
@@ -191,13 +202,22 @@ absl::StatusOr<PlannedOperator*> Planner::planRedistribute(const TensorLayout* i
   RedistributeKey key{input, to};
   if (const auto it = conversions_.find(key); it != conversions_.end()) return it->second.get();
   std::unique_ptr<PlannedOperator> plan = start(input->mesh, 1, "redistribute");
-  v1::ConvertStep* convert = plan->wire.add_steps()->mutable_convert();
-  convert->set_input(0);
-  convert->mutable_shape()->Add(input->meta.shape.begin(), input->meta.shape.end());
-  toWire(input->placements, convert->mutable_from());
-  toWire(to, convert->mutable_to());
+  if (input->placements == to) {
+    // A tensor of its own, as any other redistribution gives.
+    v1::KernelStep* clone = plan->wire.add_steps()->mutable_kernel();
+    clone->set_operator_name("aten::clone");
+    clone->set_outputs(1);
+    toWire(Value(TensorArg{0}), clone->add_arguments());
+    toWire(Value(MemoryFormat::kContiguous), clone->add_arguments());
+  } else {
+    v1::ConvertStep* convert = plan->wire.add_steps()->mutable_convert();
+    convert->set_input(0);
+    convert->mutable_shape()->Add(input->meta.shape.begin(), input->meta.shape.end());
+    toWire(input->placements, convert->mutable_from());
+    toWire(to, convert->mutable_to());
+  }
   TensorMeta meta = input->meta;
-  if (input->placements != to) meta.strides = contiguousStrides(meta.shape);
+  meta.strides = contiguousStrides(meta.shape);
   addOutput(plan.get(), 1, {std::move(meta), input->mesh, to});
   return conversions_.emplace(std::move(key), std::move(plan)).first->second.get();
 }

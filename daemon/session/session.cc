@@ -315,6 +315,16 @@ OperandId Session::publish(PlannedOperator* plan, absl::Span<const OperandId> in
   return first;
 }
 
+void Session::refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure) {
+  poison(command.first_output(), op.outputs, failure);
+  // Whoever reads what was not written must hear of it.
+  for (const auto& [output, input] : op.mutated) {
+    if (static_cast<int>(input) >= command.inputs_size()) continue;
+    const auto it = tensors_.find(command.inputs(static_cast<int>(input)));
+    if (it != tensors_.end() && it->second.failure == nullptr) it->second.failure = failure;
+  }
+}
+
 bool Session::runCall(const v1::Command& command) {
   const auto found = templates_.find(command.template_id());
   if (found == templates_.end()) {
@@ -328,7 +338,7 @@ bool Session::runCall(const v1::Command& command) {
   }
   const OperatorTemplate& op = *entry.op;
   if (static_cast<std::uint32_t>(command.inputs_size()) != op.inputs) {
-    poison(command.first_output(), op.outputs,
+    refuse(command, op,
            fail(absl::InvalidArgumentError(
                     absl::StrCat("its arguments hold ", op.inputs, " tensors, the call gives ", command.inputs_size())),
                 op.name, command.site()));
@@ -339,11 +349,11 @@ bool Session::runCall(const v1::Command& command) {
   for (const TensorId tensor : command.inputs()) {
     const auto it = tensors_.find(tensor);
     if (it == tensors_.end()) {
-      poison(command.first_output(), op.outputs, unknownTensor(tensor, op.name, command.site()));
+      refuse(command, op, unknownTensor(tensor, op.name, command.site()));
       return true;
     }
     if (it->second.failure != nullptr) {
-      poison(command.first_output(), op.outputs, it->second.failure);
+      refuse(command, op, it->second.failure);
       return true;
     }
     layouts.push_back(it->second.layout);
@@ -351,17 +361,17 @@ bool Session::runCall(const v1::Command& command) {
   }
   absl::StatusOr<PlannedOperator*> plan = services_->planner->plan(op, layouts);
   if (!plan.ok()) {
-    poison(command.first_output(), op.outputs, fail(plan.status(), op.name, command.site()));
+    refuse(command, op, fail(plan.status(), op.name, command.site()));
     return true;
   }
   const GroupId group = (*plan)->mesh->group;
   if (!canAppend(group)) return false;
   if (const absl::Status& error = services_->executor->error(group); !error.ok()) {
-    poison(command.first_output(), op.outputs, fail(error, op.name, command.site()));
+    refuse(command, op, fail(error, op.name, command.site()));
     return true;
   }
   if (absl::Status quota = checkQuota((*plan)->outputs); !quota.ok()) {
-    poison(command.first_output(), op.outputs, fail(std::move(quota), op.name, command.site()));
+    refuse(command, op, fail(std::move(quota), op.name, command.site()));
     return true;
   }
   const OperandId first = publish(*plan, operands, command.site());

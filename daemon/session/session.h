@@ -118,6 +118,8 @@ class Session {
   /// Whether the group takes commands now, or has failed for good (then they are dropped).
   bool canAppend(GroupId group) const;
   bool addTensor(TensorId tensor, Operand operand);
+  /// The outputs of a call that was refused, and the tensors that it was to write to, get the failure.
+  void refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure);
   void poison(TensorId first, std::uint32_t count, const OperandFailurePtr& failure);
   OperandFailurePtr fail(absl::Status status, std::string operatorName, std::uint32_t site);
   OperandFailurePtr unknownTensor(TensorId tensor, const std::string& operatorName, std::uint32_t site);

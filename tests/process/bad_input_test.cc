@@ -172,6 +172,30 @@ TEST_CASE("wrong calls get a status, and everything goes on") {
     const std::vector<HostView> uneven = {HostView::of(std::vector<float>{1}, {1}), HostView::of(parts, {4})};
     CHECK(absl::IsInvalidArgument(errorOf(session->putShards(uneven, {5}, session->mesh(), {Placement::shard(0)}))));
   }
+  SECTION("what was refused in place cannot be read as if nothing were") {
+    const Tensor sum = session->put(HostView::of(four, {2, 2}), session->mesh(), {Placement::partial()});
+    session->call("aten::add_.Scalar", {sum, 1});
+    CHECK(mentions(errorOf(sum), "aten::add_.Scalar"));
+    CHECK(absl::IsUnimplemented(errorOf(session->call("aten::t_", {wide}))));
+  }
+  SECTION("a redistribution is a tensor of its own, to the same placement too") {
+    const Tensor same = x.redistribute({Placement::replicate()});
+    session->call("aten::mul_.Scalar", {same, 10});
+    const auto value = x.get().wait(kDeadline);
+    REQUIRE(value.ok());
+    CHECK((*value->values<float>())[0] == 1.0F);
+  }
+  SECTION("a call too large to send") {
+    CHECK(absl::IsInvalidArgument(errorOf(session->call("aten::add.Tensor", {x, std::string(80 << 20, 'x')}))));
+  }
+  SECTION("a factory takes no memory of the daemon's") {
+    const std::int64_t before = daemon.status().resident_bytes();
+    const Tensor zeros =
+        session->call("aten::zeros", {Sizes{1 << 26}}, {.mesh = session->mesh(), .placements = {Placement::shard(0)}});
+    CHECK(zeros.describe().wait(kDeadline).ok());
+    CHECK(daemon.status().resident_bytes() < before + (64 << 20));
+    CHECK(absl::IsResourceExhausted(errorOf(session->call("aten::zeros", {Sizes{std::int64_t{1} << 38}}))));
+  }
   SECTION("names that are no UTF-8") { CHECK_FALSE(errorOf(session->call("aten::\xff\xfe", {x})).ok()); }
 
   checkAlive(*session);
