@@ -178,7 +178,11 @@ class CommandLine {
     return result;
   }
 
-  std::string help() { return absl::StrReplaceAll(app_.help(), {{"\n\n\n\n", "\n\n"}, {"\n\n\n", "\n\n"}}); }
+  std::string help() {
+    std::string text = app_.help();
+    while (absl::StrReplaceAll({{"\n\n\n", "\n\n"}}, &text) > 0) continue;  // CLI11 is generous with empty lines
+    return text;
+  }
   const config_detail::Request& request() const { return request_; }
   const std::string& file() const { return file_; }
 
@@ -357,7 +361,7 @@ absl::StatusOr<Request> read(const ConfigProgram& program, const std::vector<Con
 }
 
 std::string helpText(const ConfigProgram& program, const std::vector<ConfigKey>& keys, const void* defaults) {
-  return absl::StrCat(CommandLine(program, keys, defaults).help(), "\nEach of them can also be given as ",
+  return absl::StrCat(CommandLine(program, keys, defaults).help(), "Each of them can also be given as ",
                       "an environment variable (--workers.count is DTORCH_WORKERS_COUNT) or in the file ",
                       "(section [workers], count = 2). A flag wins over the environment, that over the file.\n");
 }
