@@ -224,7 +224,10 @@ void Controller::handleOnLoop(Event event) {
                           session->accept(std::move(requested.request));
                           workOnLoop(session);
                         },
-                        [&](Drained& drained) { futures_->continueTransfers(drained.session); },
+                        [&](Drained& drained) {
+                          futures_->continueTransfers(drained.session);
+                          if (Session* session = find(drained.session)) session->drained();
+                        },
                         [&](Closed& closed) {
                           Session* session = find(closed.session);
                           if (session == nullptr) return;

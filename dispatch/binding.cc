@@ -195,7 +195,7 @@ class Converter {
       if (!converted.ok()) return converted.status();
       list.push_back(*std::move(converted));
     }
-    return c10::IValue(std::move(list));
+    return c10::IValue(list);
   }
 
   const c10::Argument& argument_;

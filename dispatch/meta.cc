@@ -79,7 +79,10 @@ absl::StatusOr<std::vector<TensorMeta>> inferPointwise(const c10::OperatorHandle
   for (const at::Tensor& output : outputs) {
     absl::StatusOr<DType> dtype = fromTorch(output.scalar_type());
     if (!dtype.ok()) return dtype.status();
-    metas.push_back({*dtype, shape, strides});
+    absl::StatusOr<TensorMeta> meta = makeMeta(*dtype, shape);
+    if (!meta.ok()) return meta.status();
+    meta->strides = strides;
+    metas.push_back(*std::move(meta));
   }
   return metas;
 }

@@ -19,8 +19,8 @@ class Argument {
  public:
   /// A default-constructed Tensor is None, here and in lists.
   Argument(const Tensor& tensor) : data_(&tensor) {}  // NOLINT(google-explicit-constructor)
-  Argument(const std::vector<Tensor>& tensors)
-      : data_(absl::MakeConstSpan(tensors)) {}                    // NOLINT(google-explicit-constructor)
+  Argument(
+      const std::vector<Tensor>& tensors);  // NOLINT(google-explicit-constructor): defined with Tensor, in tensor.h
   Argument(absl::Span<const Tensor> tensors) : data_(tensors) {}  // NOLINT(google-explicit-constructor)
   Argument(std::nullopt_t) : data_(Value()) {}                    // NOLINT(google-explicit-constructor)
   template <typename T>

@@ -53,6 +53,8 @@ class Tensor {
   std::shared_ptr<const Handle> handle_;
 };
 
+inline Argument::Argument(const std::vector<Tensor>& tensors) : data_(absl::MakeConstSpan(tensors)) {}
+
 /// What a call may say besides its arguments.
 struct CallOptions {
   std::vector<NamedArgument> named = {};

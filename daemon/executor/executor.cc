@@ -1,5 +1,6 @@
 #include "daemon/executor/executor.h"
 
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +23,8 @@ namespace {
 // A frame leaves at the latest when it holds so many commands, so that workers start while a long batch is planned.
 constexpr int kFrameCommands = 128;
 constexpr int kLingerMs = 500;
+// What a command that is no operator takes of a group's credit, besides its data.
+constexpr std::uint64_t kCommandBytes = 4096;
 
 }  // namespace
 
@@ -68,7 +71,12 @@ void Executor::handleReadable() {
   }
   v1::Report report;
   while (reports_.recv(message, zmq::recv_flags::dontwait)) {
-    if (report.ParseFromArray(message.data(), static_cast<int>(message.size()))) handleReport(report);
+    if (report.ParseFromArray(message.data(), static_cast<int>(message.size()))) {
+      handleReport(report);
+    } else {
+      spdlog::error("a report of {} bytes from a worker does not parse: it is dropped, its frame will not end",
+                    message.size());
+    }
   }
 }
 
@@ -205,15 +213,15 @@ v1::WorkerCommand* Executor::appendOperator(GroupId group, OperatorNumber* numbe
 
 v1::WorkerCommand* Executor::appendCommand(GroupId group, std::uint64_t bytes, Segment segment) {
   v1::WorkerCommand* command = append(group);
-  openCost_.bytes += bytes;
-  at(group).bytes += bytes;
+  openCost_.bytes += bytes + kCommandBytes;
+  at(group).bytes += bytes + kCommandBytes;
   if (segment.size() > 0) openCost_.segments.push_back(std::move(segment));
   return command;
 }
 
 void Executor::appendFence(GroupId group, std::uint64_t fence) {
   fences_[fence] = {group, at(group).ranks.size()};
-  append(group)->mutable_fence()->set_fence(fence);
+  appendCommand(group)->mutable_fence()->set_fence(fence);
 }
 
 void Executor::forgetPlans(PlanId below) {

@@ -54,6 +54,9 @@ absl::StatusOr<OperatorTemplate> OperatorTemplate::create(const std::string& nam
     return absl::UnimplementedError(
         "it draws random numbers, which must not depend on the placement; draw them on the client and put them");
   }
+  if (op->hasTag(at::Tag::inplace_view)) {
+    return absl::UnimplementedError("it changes the shape of its tensor in place; use the form that returns a view");
+  }
   const c10::FunctionSchema& schema = op->schema();
   absl::StatusOr<std::vector<Value>> bound = bindArguments(schema, arguments);
   if (!bound.ok()) return bound.status();

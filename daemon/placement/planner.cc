@@ -119,7 +119,8 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
 
   for (const auto& [output, input] : op.mutated) {
     if ((*outputs)[output] == inputs[input]->meta) continue;
-    return absl::UnimplementedError("it changes the shape of its tensor in place; use the form that returns a view");
+    return absl::InvalidArgumentError(absl::StrCat("it would turn its tensor from ", inputs[input]->meta.toString(),
+                                                   " to ", (*outputs)[output].toString(), " in place"));
   }
 
   const int meshDims = mesh->mesh.dims();

@@ -17,6 +17,8 @@ namespace {
 constexpr std::size_t kInlineBytes = 64u << 10;
 // Failures nobody asked about: so many are remembered, the rest only counted.
 constexpr std::size_t kRememberedFailures = 1024;
+// A client that leaves so much unread is not read from either, until it has drained.
+constexpr std::size_t kHeldBackBytes = 32u << 20;
 constexpr std::uint32_t kMaxTemplates = 1u << 20;
 constexpr std::uint32_t kMaxOutputs = 1u << 16;
 
@@ -72,8 +74,18 @@ bool Session::work() {
       break;
   }
   request_.reset();
-  if (!closed_) channel_->readNext();
+  readOn();
   return true;
+}
+
+void Session::readOn() {
+  if (closed_ || request_ != nullptr) return;
+  held_ = channel_->queuedBytes() > kHeldBackBytes;
+  if (!held_) channel_->readNext();
+}
+
+void Session::drained() {
+  if (held_) readOn();
 }
 
 void Session::protocolError(const absl::Status& status) {
@@ -151,8 +163,15 @@ OperandFailurePtr Session::fail(absl::Status status, std::string operatorName, s
       std::make_shared<OperandFailure>(OperandFailure{std::move(status), std::move(operatorName), -1, site(siteId)});
   ++failed_;
   ++services_->failed;
-  if (unobserved_.size() < kRememberedFailures) unobserved_.push_back(failure);
+  remember(failure);
   return failure;
+}
+
+void Session::remember(const OperandFailurePtr& failure) {
+  if (unobserved_.size() >= kRememberedFailures) {
+    std::erase_if(unobserved_, [](const OperandFailurePtr& f) { return f->observed; });
+  }
+  if (unobserved_.size() < kRememberedFailures) unobserved_.push_back(failure);
 }
 
 OperandFailurePtr Session::unknownTensor(TensorId tensor, const std::string& operatorName, std::uint32_t siteId) {
@@ -172,6 +191,12 @@ bool Session::addTensor(TensorId tensor, Operand operand) {
     protocolError(absl::InvalidArgumentError("tensor id 0 is not allowed"));
     return false;
   }
+  // Failed tensors are under no quota of their own, but not without end.
+  if (tensors_.size() > services_->limits.maxTensors + kMaxOutputs) {
+    protocolError(
+        absl::ResourceExhaustedError("the session holds more failed tensors than session.max_tensors: release some"));
+    return false;
+  }
   const std::uint64_t bytes = operand.layout == nullptr ? 0 : static_cast<std::uint64_t>(operand.layout->meta.bytes());
   if (!tensors_.emplace(tensor, std::move(operand)).second) {
     protocolError(absl::InvalidArgumentError(absl::StrCat("tensor id ", tensor, " is already in use")));
@@ -189,7 +214,7 @@ OperandFailurePtr Session::reportedFailure(OperatorNumber root, Rank rank, std::
         std::make_shared<OperandFailure>(OperandFailure{fromWire(error), error.operator_name(), rank, site(siteId)});
     ++failed_;
     ++services_->failed;
-    if (unobserved_.size() < kRememberedFailures) unobserved_.push_back(failure);
+    remember(failure);
     if (reported_.size() > kRememberedFailures) {
       OperandFailurePtr kept = failure;
       reported_.clear();
@@ -201,7 +226,10 @@ OperandFailurePtr Session::reportedFailure(OperatorNumber root, Rank rank, std::
 }
 
 void Session::operatorFailed(Rank rank, const v1::OperatorFailed& failed) {
-  const OperatorNumber root = failed.root() == 0 ? failed.operator_number() : failed.root();
+  // An upload is no operator: its failures are told apart by the operand.
+  const OperatorNumber root = failed.root() != 0              ? failed.root()
+                              : failed.operator_number() != 0 ? failed.operator_number()
+                                                              : failed.operands(0);
   const Rank where = failed.error().rank() > 0 ? failed.error().rank() - 1 : rank;
   OperandFailurePtr failure = reportedFailure(root, where, failed.site(), failed.error());
   for (const OperandId operand : failed.operands()) failedOperands_.emplace(operand, failure);
@@ -222,9 +250,9 @@ std::uint64_t Session::unobservedFailures() const {
 // --- definitions ---
 
 void Session::defineTemplate(const v1::TemplateDefinition& definition) {
-  if (definition.id() == 0 || templates_.size() >= kMaxTemplates) {
-    return protocolError(absl::InvalidArgumentError(
-        absl::StrCat("template id ", definition.id(), ": ids start at 1, and a session may define ", kMaxTemplates)));
+  if (definition.id() == 0 || definition.id() > kMaxTemplates) {
+    return protocolError(
+        absl::InvalidArgumentError(absl::StrCat("template id ", definition.id(), " is none of 1 to ", kMaxTemplates)));
   }
   TemplateEntry& entry = templates_[definition.id()];
   entry = {nullptr, printable(definition.name(), 256), absl::OkStatus(), std::min(definition.outputs(), kMaxOutputs)};
@@ -677,13 +705,17 @@ void Session::fenceReached(std::uint64_t fence) {
 }
 
 void Session::failBrokenGroups(Rank rank) {
+  // What was in flight is lost, whether or not somebody waits for it: the next synchronize says so.
+  for (auto it = groups_.begin(); it != groups_.end();) {
+    const auto current = it++;
+    const absl::Status& error = services_->executor->error(*current);
+    if (error.ok()) continue;
+    remember(std::make_shared<OperandFailure>(OperandFailure{error, "", rank, ""}));
+    groups_.erase(current);
+  }
   std::vector<std::uint64_t> ended;
   for (const auto& [fence, waiting] : fences_) {
-    const absl::Status& error = services_->executor->error(waiting.group);
-    if (error.ok()) continue;
-    auto failure = std::make_shared<OperandFailure>(OperandFailure{error, "", rank, ""});
-    if (unobserved_.size() < kRememberedFailures) unobserved_.push_back(failure);
-    ended.push_back(fence);
+    if (!services_->executor->error(waiting.group).ok()) ended.push_back(fence);
   }
   for (const std::uint64_t fence : ended) fenceReached(fence);
 }

@@ -59,6 +59,8 @@ class Session {
   bool work();
   void accept(std::unique_ptr<ClientRequest> request);
   bool hasWork() const { return request_ != nullptr; }
+  /// The client has read most of what was queued for it.
+  void drained();
   /// Releases everything; nothing may be called afterwards.
   void close();
 
@@ -121,6 +123,8 @@ class Session {
   /// The outputs of a call that was refused, and the tensors that it was to write to, get the failure.
   void refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure);
   void poison(TensorId first, std::uint32_t count, const OperandFailurePtr& failure);
+  void remember(const OperandFailurePtr& failure);
+  void readOn();
   OperandFailurePtr fail(absl::Status status, std::string operatorName, std::uint32_t site);
   OperandFailurePtr unknownTensor(TensorId tensor, const std::string& operatorName, std::uint32_t site);
   std::string site(std::uint32_t id) const;
@@ -133,6 +137,7 @@ class Session {
   SessionServices* services_;
   bool greeted_ = false;
   bool closed_ = false;
+  bool held_ = false;  // not read from, because it does not read
   std::string client_;
   std::chrono::steady_clock::time_point opened_;
 

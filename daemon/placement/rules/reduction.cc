@@ -6,13 +6,13 @@
 namespace dtorch {
 namespace {
 
-// Reductions over the dimensions of argument "dim" (all of them when it is absent or None). Detail: "sum" (linear too),
-// "min", "max" or "product" when parts reduce to Partial of that kind; empty: reduced dimensions must stay whole.
+// Reductions over the dimensions of argument "dim" (all of them when it is absent or None). Detail: "sum" (linear too)
+// or "product" when parts reduce to Partial of that kind; empty: reduced dimensions must stay whole.
 absl::StatusOr<Factors> reductionFactors(const RuleCall& call, absl::string_view detail) {
   const std::size_t dims = call.inputs[0]->shape.size();
   absl::StatusOr<std::vector<int>> reduced = call.dimensions("dim", dims);
   if (!reduced.ok()) return reduced.status();
-  // An empty list of dimensions means all, to every reduction but amax and amin, where it does too.
+  // An empty list means all, too.
   const bool all = reduced->empty();
   const Value* keep = call.argument("keepdim");
   const bool keepDim = keep != nullptr && keep->as<bool>() != nullptr && *keep->as<bool>();
@@ -31,10 +31,6 @@ absl::StatusOr<Factors> reductionFactors(const RuleCall& call, absl::string_view
   if (detail == "sum") {
     factors.reducedBy = {ReduceOp::kSum};
     factors.linear = {{0}};
-  } else if (detail == "min") {
-    factors.reducedBy = {ReduceOp::kMin};
-  } else if (detail == "max") {
-    factors.reducedBy = {ReduceOp::kMax};
   } else if (detail == "product") {
     factors.reducedBy = {ReduceOp::kProduct};
   }
