@@ -147,6 +147,7 @@ class Daemon {
     notifyStopping();
     if (controller_ != nullptr) server_->setServing(false);
     server_->shutdown(config_.shutdownTimeout / 4);
+    if (supervisor_ != nullptr) supervisor_->expectExits();
     if (controller_ != nullptr) controller_->stop();
     if (supervisor_ != nullptr) supervisor_->terminateAll(config_.shutdownTimeout / 4);
     controller_.reset();

@@ -73,6 +73,7 @@ class Supervisor::Impl {
   void markReady(Rank rank);
   std::vector<WorkerSnapshot> snapshot();
   std::vector<std::string> lastLines(Rank rank);
+  void expectExits();
   void terminateAll(milliseconds grace);
 
  private:
@@ -187,9 +188,14 @@ std::vector<std::string> Supervisor::Impl::lastLines(Rank rank) {
   return it->second.handle != nullptr ? it->second.handle->lastLines() : it->second.lastLines;
 }
 
-void Supervisor::Impl::terminateAll(milliseconds grace) {
-  std::unique_lock lock(mutex_);
+void Supervisor::Impl::expectExits() {
+  const std::lock_guard lock(mutex_);
   ending_ = true;
+}
+
+void Supervisor::Impl::terminateAll(milliseconds grace) {
+  expectExits();
+  std::unique_lock lock(mutex_);
   if (waitUntilAllDead(lock, grace)) return;
   terminateLocked(false);
   if (waitUntilAllDead(lock, kTermWait)) return;
@@ -333,6 +339,7 @@ absl::Status Supervisor::launch(const WorkerSpec& spec) { return impl_->launch(s
 void Supervisor::markReady(Rank rank) { impl_->markReady(rank); }
 std::vector<WorkerSnapshot> Supervisor::snapshot() const { return impl_->snapshot(); }
 std::vector<std::string> Supervisor::lastLines(Rank rank) const { return impl_->lastLines(rank); }
+void Supervisor::expectExits() { impl_->expectExits(); }
 void Supervisor::terminateAll(milliseconds grace) { impl_->terminateAll(grace); }
 
 }  // namespace dtorch

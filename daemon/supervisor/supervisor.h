@@ -49,14 +49,16 @@ class Supervisor {
   /// Ends the workers, without grace.
   ~Supervisor();
   /// Starts the worker of a rank that has none, or whose last one is dead. ALREADY_EXISTS: it has one. CANCELLED: after
-  /// terminateAll(). Else the launcher's error, which is the worker's detail from then on; onExit is not told.
+  /// expectExits(). Else the launcher's error, which is the worker's detail from then on; onExit is not told.
   absl::Status launch(const WorkerSpec& spec);
   /// The daemon has received this worker's hello and seen its subscription.
   void markReady(Rank rank);
   std::vector<WorkerSnapshot> snapshot() const;
   /// Last log lines of a worker, for the message about one that did not come up.
   std::vector<std::string> lastLines(Rank rank) const;
-  /// Waits up to `grace` for all to end by themselves (they were sent Shutdown), then SIGTERM, a second later SIGKILL.
+  /// The workers are about to be sent Shutdown: from now on their ends are no losses. Idempotent.
+  void expectExits();
+  /// Expects exits, waits up to `grace` for all to end by themselves, then SIGTERM, a second later SIGKILL.
   /// Idempotent. Takes 6 s more than `grace` at most.
   void terminateAll(std::chrono::milliseconds grace);
 

@@ -60,7 +60,8 @@ class FakeListener final : public SessionListener {
       if (holding) return;
     }
     auto answer = std::make_shared<v1::DaemonMessage>();
-    answer->mutable_result()->set_future(request->message()->batch().commands(0).first_output());
+    const auto& commands = request->message()->batch().commands();
+    if (!commands.empty()) answer->mutable_result()->set_future(commands[0].first_output());
     channel->send(std::move(answer));
     channel->readNext();
   }
@@ -327,9 +328,12 @@ TEST_CASE("a message that does not parse ends its own session only, with its num
   const grpc::Status third = sendRaw(f.target(), {validMessage(), validMessage(), garbage, validMessage()});
   CHECK(third.error_code() == grpc::StatusCode::INVALID_ARGUMENT);
   CHECK(absl::StrContains(third.error_message(), "message 3 "));
-  // A cut message, and a text that is not UTF-8.
+  // A cut message, and lists nested deeper than Protobuf goes.
   CHECK(sendRaw(f.target(), {validMessage().substr(0, 3)}).error_code() == grpc::StatusCode::INVALID_ARGUMENT);
-  CHECK(sendRaw(f.target(), {"\x0a\x04\x12\x02\xff\xfe"}).error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+  v1::ClientMessage deep;
+  auto* value = deep.mutable_batch()->add_commands()->mutable_define_template()->mutable_arguments()->add_positional();
+  for (int i = 0; i < 101; ++i) value = value->mutable_values()->add_values();
+  CHECK(sendRaw(f.target(), {deep.SerializeAsString()}).error_code() == grpc::StatusCode::INVALID_ARGUMENT);
   CHECK(f.listener.waitClosed(4));
   CHECK(f.listener.sessions().at(3).requests == 2);
   CHECK(bystander.roundTrip(2));
