@@ -90,7 +90,8 @@ TEST_CASE("a killed worker fails what needs it within a second, by name") {
   CHECK(message.find("worker 1") != std::string::npos);
   CHECK(message.find(std::to_string(victim)) != std::string::npos);
   CHECK(message.find("SIGKILL") != std::string::npos);
-  // New work fails at once; the daemon says how it is.
+  // What was in flight is lost, and said to be; new work fails at once; the daemon says how it is.
+  CHECK(absl::IsUnavailable(session->synchronize().wait(kDeadline)));
   const auto next = session->call("aten::ones", {Sizes{2}}).get().wait(kDeadline);
   CHECK(absl::IsUnavailable(next.status()));
   const v1::StatusReply status = daemon.status();
