@@ -17,7 +17,7 @@
 namespace dtorch {
 
 TempDir::TempDir() {
-  char path[] = "/tmp/dtorch-test-XXXXXX";
+  char path[] = "/tmp/dtorch-rpc-test-XXXXXX";
   if (::mkdtemp(path) == nullptr) std::abort();
   path_ = path;
 }
