@@ -28,7 +28,9 @@ class Argument {
       : data_(Value(std::forward<T>(value))) {}  // NOLINT(google-explicit-constructor)
   template <typename T>
   requires std::is_constructible_v<Value, const T&> Argument(const std::optional<T>& value)
-      : data_(value ? Value(*value) : Value()) {}  // NOLINT(google-explicit-constructor)
+      : data_(Value()) {  // NOLINT(google-explicit-constructor)
+    if (value.has_value()) data_.template emplace<Value>(*value);
+  }
 
   const Tensor* tensor() const {
     const auto* pointer = std::get_if<const Tensor*>(&data_);
