@@ -1,9 +1,6 @@
 #include "worker/host_tensor.h"
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/stack.h>
+#include <ATen/ATen.h>
 
 #include <random>
 

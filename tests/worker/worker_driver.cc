@@ -4,6 +4,7 @@
 
 #include <array>
 #include <filesystem>
+#include <numeric>
 #include <stdexcept>
 
 #include "absl/strings/str_cat.h"
@@ -186,8 +187,8 @@ void WorkerDriver::takeAvailable() {
 DeviceMesh cpuMesh(std::vector<std::int64_t> shape) {
   std::int64_t size = 1;
   for (const std::int64_t extent : shape) size *= extent;
-  std::vector<Rank> ranks;
-  for (Rank rank = 0; rank < size; ++rank) ranks.push_back(rank);
+  std::vector<Rank> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
   return *DeviceMesh::create(DeviceType::kCpu, std::move(shape), std::move(ranks));
 }
 
