@@ -1,5 +1,6 @@
 #include "daemon/controller.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
@@ -99,7 +100,17 @@ SessionId Controller::onOpen(std::shared_ptr<SessionChannel> channel) {
 }
 
 void Controller::onRequest(SessionId session, std::unique_ptr<ClientRequest> request) {
-  post(Requested{session, std::move(request)});
+  {
+    absl::MutexLock lock(&queueMutex_);
+    queue_.emplace_back(std::in_place_type<Requested>, session, std::move(request));
+  }
+  // This thread does the loop's work, unless the loop is at it: to wake another thread takes longer than to plan.
+  if (!mutex_.TryLock()) {
+    eventfd_write(wakeFd_, 1);
+    return;
+  }
+  workOnLoop();
+  mutex_.Unlock();
 }
 
 void Controller::onDrained(SessionId session) { post(Drained{session}); }
@@ -180,33 +191,42 @@ v1::StatusReply Controller::status() {
 // --- the loop ---
 
 void Controller::loop() {
-  std::array<zmq::pollitem_t, 3> items = {{{executor_->frames().handle(), 0, ZMQ_POLLIN, 0},
-                                           {executor_->reports().handle(), 0, ZMQ_POLLIN, 0},
-                                           {nullptr, wakeFd_, ZMQ_POLLIN, 0}}};
-  std::vector<Event> events;
+  // One poll a turn: zmq::poll() would ask the sockets several times before it sleeps.
+  std::array<pollfd, 3> polled = {
+      {{executor_->reportFd(), POLLIN, 0}, {executor_->subscriptionFd(), POLLIN, 0}, {wakeFd_, POLLIN, 0}}};
   while (!stopping_) {
-    zmq::poll(items.data(), items.size(), kTurn);
+    poll(polled.data(), polled.size(), static_cast<int>(kTurn.count()));
     lastTurn_ = nowMs();
     absl::MutexLock lock(&mutex_);
-    if (items[0].revents != 0 || items[1].revents != 0) executor_->handleReadable();
-    if (items[2].revents != 0) {
+    if (polled[0].revents != 0) executor_->handleReports();
+    if (polled[1].revents != 0) executor_->handleSubscriptions();
+    if (polled[2].revents != 0) {
       eventfd_t count = 0;
       eventfd_read(wakeFd_, &count);
     }
-    {
-      absl::MutexLock queueLock(&queueMutex_);
-      events.swap(queue_);
-    }
-    for (Event& event : events) handleOnLoop(std::move(event));
-    events.clear();
-    resumeWaitingOnLoop();
-    boundCachesOnLoop();
-    executor_->flush();
+    workOnLoop();
   }
   absl::MutexLock lock(&mutex_);
   v1::WorkerCommand shutdown;
   shutdown.mutable_shutdown();
   for (const auto& [rank, hello] : connected_) executor_->sendToWorker(rank, shutdown);
+}
+
+void Controller::workOnLoop() {
+  {
+    absl::MutexLock queueLock(&queueMutex_);
+    events_.swap(queue_);
+  }
+  for (Event& event : events_) handleOnLoop(std::move(event));
+  events_.clear();
+  for (;;) {
+    resumeWaitingOnLoop();
+    boundCachesOnLoop();
+    executor_->flush();
+    if (executor_->framesPublished() == published_) break;
+    published_ = executor_->framesPublished();
+    executor_->handleSubscriptions();
+  }
 }
 
 void Controller::handleOnLoop(Event event) {
@@ -222,7 +242,7 @@ void Controller::handleOnLoop(Event event) {
                           Session* session = find(requested.session);
                           if (session == nullptr) return;
                           session->accept(std::move(requested.request));
-                          workOnLoop(session);
+                          serveOnLoop(session);
                         },
                         [&](Drained& drained) {
                           futures_->continueTransfers(drained.session);
@@ -242,7 +262,7 @@ void Controller::handleOnLoop(Event event) {
              event);
 }
 
-void Controller::workOnLoop(Session* session) {
+void Controller::serveOnLoop(Session* session) {
   // Before the workers hear the daemon nothing can be sent to them; and a session's requests keep their order.
   if (!ready_ || !session->work()) waiting_.push_back(session->id());
 }
@@ -255,7 +275,7 @@ void Controller::resumeWaitingOnLoop() {
     const SessionId id = waiting_.front();
     waiting_.pop_front();
     const auto it = sessions_.find(id);
-    if (it != sessions_.end() && it->second->hasWork()) workOnLoop(it->second.get());
+    if (it != sessions_.end() && it->second->hasWork()) serveOnLoop(it->second.get());
   }
 }
 

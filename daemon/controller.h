@@ -25,10 +25,12 @@ struct ControllerOptions {
   SessionLimits limits;
 };
 
-/// The daemon's heart: one loop that owns sessions, plans and sockets, so that all operators have one total order.
-/// gRPC's threads, the supervisor and the main thread only leave events in its queue.
+/// The daemon's heart: sessions, plans and sockets under one mutex, so that all operators have one total order. A loop
+/// takes the workers' reports and the events that gRPC's threads, the supervisor and the main thread leave in its queue;
+/// a thread that brings a client's request does the loop's work itself if the loop rests.
 ///
-/// Thread: the public methods are safe; everything named OnLoop runs on the loop's thread with mutex_ held.
+/// Thread: the public methods are safe; everything named OnLoop runs with mutex_ held, on the loop's thread or that of a
+/// request.
 /// Owns: the loop's thread.
 class Controller : public SessionListener, private ExecutorListener {
  public:
@@ -79,8 +81,10 @@ class Controller : public SessionListener, private ExecutorListener {
   Controller(const ControllerOptions& options, Supervisor* supervisor);
   void post(Event event);
   void loop();
+  /// Deals with what is in the queue, and publishes what came of it.
+  void workOnLoop();
   void handleOnLoop(Event event);
-  void workOnLoop(Session* session);
+  void serveOnLoop(Session* session);
   void resumeWaitingOnLoop();
   void boundCachesOnLoop();
   void workerLostOnLoop(Rank rank, const absl::Status& why);
@@ -107,8 +111,10 @@ class Controller : public SessionListener, private ExecutorListener {
   absl::Mutex queueMutex_;
   std::vector<Event> queue_ ABSL_GUARDED_BY(queueMutex_);
 
-  /// Held by the loop while it works and by status(); everything below belongs to the loop.
+  /// Held by who does the loop's work, and by status(): guards all that is below.
   mutable absl::Mutex mutex_;
+  std::vector<Event> events_;     // being dealt with
+  std::uint64_t published_ = 0;  // frames, when the subscriptions were last looked at
   LayoutTable layouts_;
   Planner planner_{&layouts_};
   std::unique_ptr<Executor> executor_;

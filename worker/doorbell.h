@@ -1,6 +1,9 @@
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+
+#include "shm/futex.h"
 
 namespace dtorch {
 
@@ -10,24 +13,35 @@ namespace dtorch {
 /// sequential consistency, so that no ring is lost.
 class Doorbell {
  public:
+  static constexpr std::chrono::nanoseconds kForever = std::chrono::nanoseconds::max();
+
   void ring() {
     if (asleep_.load() == 0) return;
     asleep_.store(0);
-    asleep_.notify_one();
+    futexWakeAll(asleep_);
   }
 
+  /// Sleeps until `condition` holds. False: `timeout` came first.
   template <typename Condition>
-  void waitUntil(Condition condition) {
+  bool waitUntil(Condition condition, std::chrono::nanoseconds timeout = kForever) {
     for (int spin = 0; spin < kSpins; ++spin) {
-      if (condition()) return;
+      if (condition()) return true;
       pause();
     }
+    using Clock = std::chrono::steady_clock;
+    const bool forever = timeout == kForever;
+    const Clock::time_point deadline = forever ? Clock::time_point::max() : Clock::now() + timeout;
+    std::chrono::nanoseconds left = forever ? std::chrono::hours(1) : timeout;
+    bool holds = false;
     for (;;) {
       asleep_.store(1);
-      if (condition()) break;
-      asleep_.wait(1);
+      holds = condition();
+      if (holds || left.count() <= 0) break;
+      futexWait(asleep_, 1, left);
+      if (!forever) left = deadline - Clock::now();
     }
     asleep_.store(0);
+    return holds;
   }
 
  private:

@@ -179,13 +179,13 @@ void KernelRunner::fail(absl::Span<const OperandRef> operands, const FailurePtr&
 
 void KernelRunner::report(const FailurePtr& failure, OperatorNumber number, const std::vector<OperandId>& operands,
                           bool originates) {
-  v1::OperatorFailed* failed = reports_.add()->mutable_failed();
+  v1::ReportItem* item = originates ? reports_.addAwaited() : reports_.add();
+  v1::OperatorFailed* failed = item->mutable_failed();
   failed->set_operator_number(number);
   failed->set_root(failure->root);
   failed->set_site(failure->site);
   failure->toWire(failed->mutable_error());
   failed->mutable_operands()->Add(operands.begin(), operands.end());
-  if (originates) reports_.flush();
 }
 
 }  // namespace dtorch

@@ -26,7 +26,7 @@ class KernelRunner {
       : rank_(rank), groups_(groups), progress_(progress), reports_(reporter) {}
 
   void run(Task& task);
-  /// What this stream has to report; a task that ends a frame flushes it.
+  /// What this stream has to report.
   ReportBatch& reports() { return reports_; }
   Rank rank() const { return rank_; }
   /// Makes `operands` hold `failure` and reports it as the result of operator `number` (0: not an operator).

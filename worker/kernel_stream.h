@@ -2,6 +2,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <string>
 #include <thread>
@@ -38,7 +39,9 @@ class KernelStream {
 
   Task& stage() { return queue_.stage(); }
   void publish() { queue_.publish(); }
-  Task* next() { return queue_.next(); }
+  /// The next task; waits for it, for `timeout` at most. Null: none came, or the stream was stopped.
+  Task* next(std::chrono::nanoseconds timeout = Doorbell::kForever) { return queue_.next(timeout); }
+  bool stopped() const { return queue_.closed(); }
   /// The task that next() returned has run: drops it and lets those go on that wait for it.
   void finish() {
     queue_.pop();

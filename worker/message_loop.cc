@@ -1,5 +1,7 @@
 #include "worker/message_loop.h"
 
+#include <poll.h>
+
 #include <array>
 
 #include "absl/strings/escaping.h"
@@ -64,8 +66,10 @@ absl::Status MessageLoop::run(std::chrono::milliseconds statisticsInterval) {
 
 bool MessageLoop::receive(std::chrono::milliseconds timeout, zmq::message_t& topic, zmq::message_t& payload) {
   if (!socket_.recv(topic, zmq::recv_flags::dontwait)) {
-    std::array<zmq::pollitem_t, 2> items{{{socket_.handle(), 0, ZMQ_POLLIN, 0}, {nullptr, stop_.fd(), ZMQ_POLLIN, 0}}};
-    zmq::poll(items, timeout);
+    // One poll: zmq::poll() would ask the socket several times before it sleeps. The descriptor signals by edges, and
+    // the socket has just been found empty.
+    std::array<pollfd, 2> polled{{{socket_.get(zmq::sockopt::fd), POLLIN, 0}, {stop_.fd(), POLLIN, 0}}};
+    poll(polled.data(), polled.size(), static_cast<int>(timeout.count()));
     if (!socket_.recv(topic, zmq::recv_flags::dontwait)) return false;
   }
   payload.rebuild();

@@ -1,5 +1,5 @@
 #pragma once
-#include <cstddef>
+#include <chrono>
 #include <string>
 #include <utility>
 #include <zmq.hpp>
@@ -27,25 +27,54 @@ class Reporter {
   zmq::socket_t socket_ ABSL_GUARDED_BY(mutex_);
 };
 
-/// What one thread has to report, collected until it matters.
+/// What one thread has to report, collected until it matters: a message to the daemon costs more than a kernel.
 ///
 /// Thread: its owner's.
 class ReportBatch {
  public:
+  /// How long the credit of a frame may wait for company.
+  static constexpr std::chrono::milliseconds kCreditDelay{1};
+
   explicit ReportBatch(Reporter& reporter) : reporter_(reporter) {}
-  /// A new item, to be sent with the next flush, or earlier.
+  /// A new item that somebody waits for: it leaves before the next kernel begins.
+  v1::ReportItem* addAwaited() {
+    awaited_ = true;
+    return add();
+  }
+  /// A new item that leaves before this thread has nothing else to do.
   v1::ReportItem* add() {
     if (report_.items_size() >= kMaxItems) flush();
     return report_.add_items();
   }
+  /// A new item that gives credit back: it leaves after kCreditDelay, or with others.
+  v1::ReportItem* addCredit() {
+    v1::ReportItem* item = add();
+    if (++credits_ >= kMaxCredits) awaited_ = true;
+    return item;
+  }
+
+  /// Before a kernel.
+  void flushAwaited() {
+    if (awaited_) flush();
+  }
+  /// When there is no other task.
+  void flushAllButCredit() {
+    if (awaited_ || report_.items_size() > credits_) flush();
+  }
   void flush() {
     if (report_.items_size() > 0) reporter_.send(&report_);
+    credits_ = 0;
+    awaited_ = false;
   }
+  bool empty() const { return report_.items_size() == 0; }
 
  private:
   static constexpr int kMaxItems = 256;
+  static constexpr int kMaxCredits = 8;
   Reporter& reporter_;
   v1::Report report_;
+  int credits_ = 0;  // of the items
+  bool awaited_ = false;
 };
 
 }  // namespace dtorch

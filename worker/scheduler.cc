@@ -176,7 +176,7 @@ void Scheduler::fetch(const v1::Fetch& wire) {
   const OperandRef operand = inputOf(wire.operand());
   // On the stream that makes the operand, so that neither stream waits for the other one.
   enqueueJob(operand->producer, [operand, future = wire.future(), &values = values_](KernelRunner& runner) {
-    v1::FetchedValue* value = runner.reports().add()->mutable_value();
+    v1::FetchedValue* value = runner.reports().addAwaited()->mutable_value();
     value->set_future(future);
     FailurePtr failure = operand->failure;
     if (failure == nullptr) {
@@ -188,7 +188,6 @@ void Scheduler::fetch(const v1::Fetch& wire) {
       value->set_root(failure->root);
       value->set_site(failure->site);
     }
-    runner.reports().flush();
   });
 }
 
@@ -201,21 +200,20 @@ void Scheduler::setPeers(const v1::Peers& wire) {
 }
 
 void Scheduler::reportAfterAll(const v1::ReportItem& item) {
+  const auto report = [item](KernelRunner& runner) {
+    ReportBatch& reports = runner.reports();
+    *(item.has_frame_done() ? reports.addCredit() : reports.addAwaited()) = item;
+  };
   const KernelStream<Task>& communication = streamOf(StreamKind::kCommunication);
   if (communication.done() == order_.issued(StreamKind::kCommunication)) {
-    enqueueJob(StreamKind::kCompute, [item](KernelRunner& runner) {
-      *runner.reports().add() = item;
-      runner.reports().flush();
-    });
+    enqueueJob(StreamKind::kCompute, report);
     return;
   }
   const auto remaining = std::make_shared<std::atomic<std::size_t>>(kStreams);
   for (const StreamKind stream : {StreamKind::kCompute, StreamKind::kCommunication}) {
-    enqueueJob(stream, [item, remaining](KernelRunner& runner) {
+    enqueueJob(stream, [report, remaining](KernelRunner& runner) {
       runner.reports().flush();
-      if (remaining->fetch_sub(1) > 1) return;
-      *runner.reports().add() = item;
-      runner.reports().flush();
+      if (remaining->fetch_sub(1) == 1) report(runner);
     });
   }
 }

@@ -1,5 +1,6 @@
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -42,13 +43,15 @@ class SpscQueue {
     doorbell_.ring();
   }
 
-  /// The oldest element; waits for one. Null once the queue is closed, whatever it still holds.
-  T* next() {
+  /// The oldest element; waits for one, for `timeout` at most. Null without one, and once the queue is closed, whatever
+  /// it still holds.
+  T* next(std::chrono::nanoseconds timeout = Doorbell::kForever) {
     T* element = nullptr;
     const auto ready = [&] { return closed_.load() || (element = front()) != nullptr; };
-    if (!ready()) doorbell_.waitUntil(ready);
+    if (!ready()) doorbell_.waitUntil(ready, timeout);
     return element;
   }
+  bool closed() const { return closed_.load(); }
   /// Destroys the oldest element.
   void pop() {
     std::launder(reinterpret_cast<T*>(head_->at(headIndex_)))->~T();

@@ -118,9 +118,18 @@ class Worker::Impl {
     KernelRunner runner(options_.rank, *groups_, reporter_, progress_[static_cast<std::size_t>(kind)]);
     KernelStream<Task>& stream = streamOf(kind);
     KernelStream<Task>& other = streamOf(otherStream(kind));
-    while (Task* task = stream.next()) {
+    for (;;) {
+      Task* task = stream.next(runner.reports().empty() ? Doorbell::kForever : ReportBatch::kCreditDelay);
+      if (task == nullptr) {
+        if (stream.stopped()) return;
+        runner.reports().flush();
+        continue;
+      }
+      if (task->plan != nullptr || task->waitFor > 0) runner.reports().flushAwaited();
       if (task->waitFor > 0 && !other.waitFor(task->waitFor)) return;
       runner.run(*task);
+      // A stream that counts as done has reported its failures: they come before the credit of their frame.
+      if (stream.queued() <= 1) runner.reports().flushAllButCredit();
       stream.finish();
     }
   }

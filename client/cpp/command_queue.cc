@@ -11,13 +11,14 @@ CommandQueue::Appender::~Appender() {
   const int commands = queue_.filling_->batch().commands_size();
   if (commands >= queue_.limits_.batchCommands || queue_.fillingBytes_ >= queue_.limits_.batchBytes)
     queue_.sealLocked();
+  queue_.notify(std::move(lock_));
 }
 
 v1::Command* CommandQueue::Appender::add(std::size_t bytes) {
   v1::CommandBatch* batch = queue_.filling_->mutable_batch();
   if (batch->commands_size() == 0) {
     queue_.due_ = std::chrono::steady_clock::now() + queue_.limits_.delay;
-    queue_.work_.notify_one();
+    queue_.changed_ = true;
   }
   queue_.fillingBytes_ += bytes;
   return batch->add_commands();
@@ -37,29 +38,31 @@ CommandQueue::Appender CommandQueue::append() {
 CommandQueue::Appender CommandQueue::appendAtOnce() { return {*this, std::unique_lock(mutex_)}; }
 
 void CommandQueue::flush() {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (filling_->batch().commands_size() == 0) return;
+  changed_ = true;
   flushing_ = true;
-  work_.notify_one();
+  notify(std::move(lock));
 }
 
-std::unique_ptr<v1::ClientMessage> CommandQueue::next() {
-  std::unique_lock lock(mutex_);
-  while (waiting_.empty()) {
-    const bool empty = filling_->batch().commands_size() == 0;
-    if (empty && !open_) return nullptr;
-    if (empty) {
-      work_.wait(lock);
-    } else if (flushing_ || !open_ || std::chrono::steady_clock::now() >= due_) {
-      sealLocked();
-    } else {
-      work_.wait_until(lock, due_);
+CommandQueue::Next CommandQueue::next() {
+  const std::lock_guard lock(mutex_);
+  Next next;
+  if (waiting_.empty()) {
+    if (filling_->batch().commands_size() == 0) {
+      next.drained = !open_;
+      return next;
     }
+    if (!flushing_ && open_ && std::chrono::steady_clock::now() < due_) {
+      next.due = due_;
+      return next;
+    }
+    sealLocked();
   }
-  std::unique_ptr<v1::ClientMessage> batch = std::move(waiting_.front());
+  next.batch = std::move(waiting_.front());
   waiting_.pop_front();
   room_.notify_all();
-  return batch;
+  return next;
 }
 
 void CommandQueue::recycle(std::unique_ptr<v1::ClientMessage> batch) {
@@ -70,19 +73,27 @@ void CommandQueue::recycle(std::unique_ptr<v1::ClientMessage> batch) {
 }
 
 void CommandQueue::finish() {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   open_ = false;
-  work_.notify_one();
+  changed_ = true;
   room_.notify_all();
+  notify(std::move(lock));
 }
 
 void CommandQueue::stop() {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   open_ = false;
+  changed_ = true;
   waiting_.clear();
   filling_ = freshLocked();
-  work_.notify_one();
   room_.notify_all();
+  notify(std::move(lock));
+}
+
+void CommandQueue::notify(std::unique_lock<std::mutex> lock) {
+  const bool changed = std::exchange(changed_, false);
+  lock.unlock();
+  if (changed && sender_) sender_();
 }
 
 void CommandQueue::sealLocked() {
@@ -90,7 +101,7 @@ void CommandQueue::sealLocked() {
   filling_ = freshLocked();
   fillingBytes_ = 0;
   flushing_ = false;
-  work_.notify_one();
+  changed_ = true;
 }
 
 std::unique_ptr<v1::ClientMessage> CommandQueue::freshLocked() {

@@ -3,8 +3,11 @@
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "dtorch/v1/client.pb.h"
@@ -13,20 +16,22 @@ namespace dtorch {
 
 /// A session's commands on their way to the daemon, in order, gathered into batches. A batch is due when it is full,
 /// when `delay` has passed since its first command, or when somebody asks for it.
-/// Thread: safe; next() and recycle() belong to one sending thread.
+/// Nothing here waits but append(), for room: who sends asks next() whenever it is told to.
+/// Thread: safe.
 class CommandQueue {
  public:
   struct Limits {
     int batchCommands = 256;
     std::size_t batchBytes = 1u << 20;  // of tensor data
     std::size_t waitingBatches = 8;     // append() blocks while as many wait to be sent
-    std::chrono::microseconds delay{500};
+    std::chrono::microseconds delay{2000};
   };
 
   /// Holds the queue: commands added through it stay together. Converts to false when the queue takes no more.
   class Appender {
    public:
     Appender(Appender&&) = default;
+    /// Tells the sender, if it may have something to do now.
     ~Appender();
     explicit operator bool() const { return queue_.open_; }
     /// A cleared command at the end. `bytes` of tensor data will be put into it.
@@ -42,6 +47,8 @@ class CommandQueue {
   };
 
   explicit CommandQueue(Limits limits);
+  /// `sender` is called, without the queue's lock, when next() may have a new answer. Set before the first command.
+  void onChange(std::function<void()> sender) { sender_ = std::move(sender); }
 
   /// Waits while the queue is full; stop() ends the wait.
   Appender append();
@@ -50,8 +57,12 @@ class CommandQueue {
   /// What has been appended is due now.
   void flush();
 
-  /// Waits for a batch that is due. nullptr: after finish() everything has been handed out, or stop() was called.
-  std::unique_ptr<v1::ClientMessage> next();
+  struct Next {
+    std::unique_ptr<v1::ClientMessage> batch;                  // due now; nullptr: none
+    std::optional<std::chrono::steady_clock::time_point> due;  // without a batch: when to ask again
+    bool drained = false;  // the queue is closed, and everything has been handed out or dropped
+  };
+  Next next();
   /// Gives a sent batch back, to be filled again.
   void recycle(std::unique_ptr<v1::ClientMessage> batch);
 
@@ -61,13 +72,16 @@ class CommandQueue {
   void stop();
 
  private:
+  /// Lets go of the lock, then tells the sender.
+  void notify(std::unique_lock<std::mutex> lock);
   void sealLocked();
   std::unique_ptr<v1::ClientMessage> freshLocked();
 
   const Limits limits_;
   std::mutex mutex_;
   std::condition_variable room_;  // a batch was taken, or the queue closed
-  std::condition_variable work_;  // for the sending thread
+  std::function<void()> sender_;
+  bool changed_ = false;  // the sender shall be told
   bool open_ = true;
   bool flushing_ = false;  // the unsent batch is due
   std::unique_ptr<v1::ClientMessage> filling_;

@@ -45,11 +45,13 @@ bool FutureState::waitUntil(std::chrono::steady_clock::time_point deadline) cons
 }
 
 void FutureState::resolve(absl::Status status) {
-  const std::lock_guard lock(mutex_);
-  if (resolved_) return;
-  resolved_ = true;
-  status_ = std::move(status);
-  resolvedChanged_.notify_all();
+  {
+    const std::lock_guard lock(mutex_);
+    if (resolved_) return;
+    resolved_ = true;
+    status_ = std::move(status);
+  }
+  resolvedChanged_.notify_all();  // after the lock, so that who wakes need not wait for it
 }
 
 bool FutureState::onResult(const v1::FutureResult& result, const Mesh& mesh) {

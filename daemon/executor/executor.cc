@@ -64,19 +64,22 @@ Executor::~Executor() {
   }
 }
 
-void Executor::handleReadable() {
+void Executor::handleReports() {
   zmq::message_t message;
-  while (frames_.recv(message, zmq::recv_flags::dontwait)) {
-    handleSubscription({static_cast<const char*>(message.data()), message.size()});
-  }
-  v1::Report report;
   while (reports_.recv(message, zmq::recv_flags::dontwait)) {
-    if (report.ParseFromArray(message.data(), static_cast<int>(message.size()))) {
-      handleReport(report);
+    if (report_.ParseFromArray(message.data(), static_cast<int>(message.size()))) {
+      handleReport(report_);
     } else {
       spdlog::error("a report of {} bytes from a worker does not parse: it is dropped, its frame will not end",
                     message.size());
     }
+  }
+}
+
+void Executor::handleSubscriptions() {
+  zmq::message_t message;
+  while (frames_.recv(message, zmq::recv_flags::dontwait)) {
+    handleSubscription({static_cast<const char*>(message.data()), message.size()});
   }
 }
 
@@ -249,6 +252,7 @@ void Executor::publish(const std::string& topic, const v1::Frame& frame) {
   frame.SerializeWithCachedSizesToArray(static_cast<std::uint8_t*>(payload.data()));
   frames_.send(zmq::buffer(topic), zmq::send_flags::sndmore | zmq::send_flags::dontwait);
   frames_.send(std::move(payload), zmq::send_flags::dontwait);
+  ++framesPublished_;
 }
 
 void Executor::introduce(const std::vector<v1::Peer>& peers) {

@@ -57,10 +57,13 @@ class Executor {
                                                           ExecutorListener* listener);
   ~Executor();
 
-  /// For the loop's poll; call handleReadable() when either has input.
-  zmq::socket_ref frames() { return frames_; }
-  zmq::socket_ref reports() { return reports_; }
-  void handleReadable();
+  /// Descriptors for the loop's poll: readable when there may be something for handleReports() and
+  /// handleSubscriptions(). ZeroMQ signals by edges, so that what is called must empty its socket; and flush() may take
+  /// the edge of a subscription, so that handleSubscriptions() must follow it before the loop sleeps.
+  int reportFd() const { return reports_.get(zmq::sockopt::fd); }
+  int subscriptionFd() const { return frames_.get(zmq::sockopt::fd); }
+  void handleReports();
+  void handleSubscriptions();
 
   /// The group of these ranks; asks them to join when it is new. `ranks` are all below worldSize.
   GroupId groupOf(const std::vector<Rank>& ranks);
@@ -80,6 +83,8 @@ class Executor {
   void forgetPlans(PlanId below);
   /// Publishes what has been appended. Commands leave in the order in which they were appended, over all groups.
   void flush();
+  /// How many frames have left so far.
+  std::uint64_t framesPublished() const { return framesPublished_; }
 
   /// Tells all workers who their peers are, then makes the group of all ranks. Once every worker is connected.
   void introduce(const std::vector<v1::Peer>& peers);
@@ -138,6 +143,8 @@ class Executor {
   absl::flat_hash_map<std::vector<Rank>, GroupId> groupIds_;
   absl::flat_hash_map<std::uint64_t, PendingFence> fences_;
   OperatorNumber nextOperator_ = 1;
+  std::uint64_t framesPublished_ = 0;
+  v1::Report report_;  // keeps its memory from one message to the next
 
   // The frame under construction; at most one, so that the order over groups is kept.
   google::protobuf::Arena arena_;
