@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tests/catch.h"
+#include "tests/client/next_batch.h"
 
 namespace dtorch {
 namespace {
@@ -27,7 +28,7 @@ TEST_CASE("A full batch is due at once, and commands keep their order") {
   CommandQueue queue(limits(3, 8, std::chrono::hours(1)));
   for (std::uint64_t i = 0; i < 6; ++i) addCall(queue, i);
   for (std::uint64_t batch = 0; batch < 2; ++batch) {
-    const auto message = queue.next();
+    const auto message = nextBatch(queue);
     REQUIRE(message->batch().commands_size() == 3);
     for (std::uint64_t i = 0; i < 3; ++i)
       CHECK(message->batch().commands(static_cast<int>(i)).first_output() == batch * 3 + i);
@@ -40,26 +41,26 @@ TEST_CASE("Commands that one appender adds are not torn apart") {
     CommandQueue::Appender commands = queue.append();
     for (int i = 0; i < 5; ++i) commands.add();
   }
-  CHECK(queue.next()->batch().commands_size() == 5);
+  CHECK(nextBatch(queue)->batch().commands_size() == 5);
 }
 
 TEST_CASE("A batch is due after the delay, or when it is flushed") {
   CommandQueue slow(limits(100, 8, std::chrono::hours(1)));
   addCall(slow, 1);
   slow.flush();
-  CHECK(slow.next()->batch().commands_size() == 1);
+  CHECK(nextBatch(slow)->batch().commands_size() == 1);
 
   CommandQueue queue(limits(100, 8, milliseconds(20)));
   const auto start = std::chrono::steady_clock::now();
   addCall(queue, 1);
-  CHECK(queue.next()->batch().commands_size() == 1);
+  CHECK(nextBatch(queue)->batch().commands_size() == 1);
   CHECK(std::chrono::steady_clock::now() - start >= milliseconds(20));
 }
 
 TEST_CASE("Tensor data makes a batch due") {
   CommandQueue queue(limits(100, 8, std::chrono::hours(1)));
   queue.append().add(1u << 20);
-  CHECK(queue.next()->batch().commands_size() == 1);
+  CHECK(nextBatch(queue)->batch().commands_size() == 1);
 }
 
 TEST_CASE("append() waits while the queue is full; taking a batch or stop() ends the wait") {
@@ -70,10 +71,10 @@ TEST_CASE("append() waits while the queue is full; taking a batch or stop() ends
     addCall(queue, 2);
     addCall(queue, 3);
   });
-  CHECK(queue.next()->batch().commands(0).first_output() == 0);
-  CHECK(queue.next()->batch().commands(0).first_output() == 1);
-  CHECK(queue.next()->batch().commands(0).first_output() == 2);
-  CHECK(queue.next()->batch().commands(0).first_output() == 3);
+  CHECK(nextBatch(queue)->batch().commands(0).first_output() == 0);
+  CHECK(nextBatch(queue)->batch().commands(0).first_output() == 1);
+  CHECK(nextBatch(queue)->batch().commands(0).first_output() == 2);
+  CHECK(nextBatch(queue)->batch().commands(0).first_output() == 3);
   blocked.join();
 
   addCall(queue, 4);
@@ -81,13 +82,41 @@ TEST_CASE("append() waits while the queue is full; taking a batch or stop() ends
   std::thread stopped([&] { CHECK_FALSE(queue.append()); });
   queue.stop();
   stopped.join();
-  CHECK(queue.next() == nullptr);
+  CHECK(nextBatch(queue) == nullptr);
+}
+
+TEST_CASE("The sender is told when there may be something to send, and when to ask again") {
+  CommandQueue queue(limits(2, 8, std::chrono::hours(1)));
+  int told = 0;
+  queue.onChange([&] {
+    ++told;
+    queue.next();  // without the queue's lock: no deadlock
+  });
+  const auto before = std::chrono::steady_clock::now();
+  queue.append().add();
+  CHECK(told == 1);  // the first command sets the time
+  const CommandQueue::Next waiting = queue.next();
+  CHECK(waiting.batch == nullptr);
+  CHECK_FALSE(waiting.drained);
+  REQUIRE(waiting.due.has_value());
+  CHECK(*waiting.due >= before + std::chrono::hours(1));
+  queue.flush();
+  CHECK(told == 2);
+  queue.flush();  // nothing is left
+  CHECK(told == 2);
+  CHECK_FALSE(queue.next().due.has_value());
+  queue.append().add();
+  queue.append().add();  // full
+  CHECK(told == 4);
+  queue.finish();
+  CHECK(told == 5);
+  CHECK(queue.next().drained);
 }
 
 TEST_CASE("appendAtOnce() does not wait for room") {
   CommandQueue queue(limits(1, 1, std::chrono::hours(1)));
   for (int i = 0; i < 10; ++i) queue.appendAtOnce().add();
-  for (int i = 0; i < 10; ++i) CHECK(queue.next() != nullptr);
+  for (int i = 0; i < 10; ++i) CHECK(nextBatch(queue) != nullptr);
 }
 
 TEST_CASE("finish() hands out what is there") {
@@ -95,19 +124,19 @@ TEST_CASE("finish() hands out what is there") {
   for (std::uint64_t i = 0; i < 3; ++i) addCall(queue, i);
   queue.finish();
   addCall(queue, 9);
-  CHECK(queue.next()->batch().commands_size() == 2);
-  CHECK(queue.next()->batch().commands_size() == 1);
-  CHECK(queue.next() == nullptr);
+  CHECK(nextBatch(queue)->batch().commands_size() == 2);
+  CHECK(nextBatch(queue)->batch().commands_size() == 1);
+  CHECK(nextBatch(queue) == nullptr);
 }
 
 TEST_CASE("Recycled batches start empty") {
   CommandQueue queue(limits(1, 8, std::chrono::hours(1)));
   addCall(queue, 7);
-  queue.recycle(queue.next());
+  queue.recycle(nextBatch(queue));
   queue.append().add()->mutable_release()->add_tensors(1);  // fills the batch made before the recycled one came back
   queue.append().add();
-  queue.next();
-  const auto message = queue.next();
+  nextBatch(queue);
+  const auto message = nextBatch(queue);
   REQUIRE(message->batch().commands_size() == 1);
   CHECK(message->batch().commands(0).ByteSizeLong() == 0);
 }
@@ -124,7 +153,7 @@ TEST_CASE("Several threads append while one sends") {
   }
   std::vector<std::uint64_t> next(kThreads);
   std::thread sender([&] {
-    while (auto message = queue.next()) {
+    while (auto message = nextBatch(queue)) {
       for (const v1::Command& command : message->batch().commands()) {
         const std::uint64_t thread = command.first_output() / kCalls;
         if (command.first_output() % kCalls == next[thread]) ++next[thread];

@@ -8,6 +8,7 @@
 #include "client/cpp/operator_error.h"
 #include "client/cpp/operators.h"
 #include "tests/catch.h"
+#include "tests/client/next_batch.h"
 
 namespace dtorch {
 namespace {
@@ -26,7 +27,7 @@ class Harness {
     core->queue().appendAtOnce().add()->mutable_synchronize()->set_future(marker);
     core->flush();
     for (;;) {
-      const auto batch = core->queue().next();
+      const auto batch = nextBatch(core->queue());
       for (const v1::Command& command : batch->batch().commands()) {
         if (command.synchronize().future() == marker) return commands;
         commands.push_back(command);
@@ -127,7 +128,7 @@ TEST_CASE("Nested lists and named tensors take their places in order") {
 TEST_CASE("Templates are forgotten, all at once, when there are too many") {
   Harness harness;
   std::thread drain([&] {
-    while (auto batch = harness.core->queue().next()) harness.core->queue().recycle(std::move(batch));
+    while (auto batch = nextBatch(harness.core->queue())) harness.core->queue().recycle(std::move(batch));
   });
   TemplateTable table;
   const std::vector<Argument> none;
@@ -180,7 +181,7 @@ TEST_CASE("A large put is chunked, a small one is inline, an empty one complete"
   Harness harness;
   std::vector<v1::Command> commands;
   std::thread sender([&] {
-    while (auto batch = harness.core->queue().next()) {
+    while (auto batch = nextBatch(harness.core->queue())) {
       commands.insert(commands.end(), batch->batch().commands().begin(), batch->batch().commands().end());
     }
   });
@@ -375,7 +376,7 @@ TEST_CASE("The end of the connection fails every wait with its first cause, then
 TEST_CASE("Several threads call, wait and release at once") {
   Harness harness;
   std::thread daemon([&] {
-    while (auto batch = harness.core->queue().next()) {
+    while (auto batch = nextBatch(harness.core->queue())) {
       for (const v1::Command& command : batch->batch().commands()) {
         if (command.has_get()) harness.core->onResult(firstResult(command.get().future(), 1, "x", true));
       }
