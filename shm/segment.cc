@@ -44,6 +44,21 @@ std::size_t availableMemory() {
 }  // namespace
 
 absl::StatusOr<Segment> Segment::create(const std::string& label, std::size_t bytes) {
+  return make(label, bytes, true);
+}
+
+absl::StatusOr<Segment> Segment::reserve(const std::string& label, std::size_t bytes) {
+  return make(label, bytes, false);
+}
+
+absl::Status Segment::commit(std::size_t offset, std::size_t bytes) {
+  const int error = ::posix_fallocate(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  if (error == 0) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no memory for bytes ", offset, " to ", offset + bytes, " of a segment: ", std::strerror(error)));
+}
+
+absl::StatusOr<Segment> Segment::make(const std::string& label, std::size_t bytes, bool committed) {
   if (bytes == 0) return absl::InvalidArgumentError(absl::StrCat("segment ", label, " would have no bytes"));
   if (bytes >= kCheckedBytes && bytes > availableMemory()) {
     return absl::ResourceExhaustedError(
@@ -53,7 +68,8 @@ absl::StatusOr<Segment> Segment::create(const std::string& label, std::size_t by
   if (fd < 0) return absl::ResourceExhaustedError(absl::StrCat("memfd_create: ", std::strerror(errno)));
   Segment segment;
   segment.fd_ = fd;
-  const int error = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  const auto size = static_cast<off_t>(bytes);
+  const int error = committed ? ::posix_fallocate(fd, 0, size) : ::ftruncate(fd, size) != 0 ? errno : 0;
   if (error != 0) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no memory for segment ", label, " of ", bytes, " bytes: ", std::strerror(error)));
@@ -61,7 +77,7 @@ absl::StatusOr<Segment> Segment::create(const std::string& label, std::size_t by
   if (::fcntl(fd, F_ADD_SEALS, kSeals) != 0) {
     return absl::InternalError(absl::StrCat("cannot seal segment ", label, ": ", std::strerror(errno)));
   }
-  if (absl::Status mapped = map(segment, fd); !mapped.ok()) return mapped;
+  if (absl::Status mapped = map(segment, fd, committed); !mapped.ok()) return mapped;
   segment.ref_.pid = ::getpid();
   segment.ref_.fd = fd;
   return segment;
@@ -91,7 +107,7 @@ absl::StatusOr<Segment> Segment::adopt(int fd) {
   return segment;
 }
 
-absl::Status Segment::map(Segment& segment, int fd) {
+absl::Status Segment::map(Segment& segment, int fd, bool populate) {
   struct stat info {};
   // The seals show that nobody can shrink what is mapped here.
   if (::fstat(fd, &info) != 0 || ::fcntl(fd, F_GET_SEALS) != kSeals) {
@@ -100,7 +116,7 @@ absl::Status Segment::map(Segment& segment, int fd) {
   const auto bytes = static_cast<std::size_t>(info.st_size);
   try {
     segment.region_ = boost::interprocess::mapped_region(OpenDescriptor{fd}, boost::interprocess::read_write, 0, bytes,
-                                                         nullptr, MAP_POPULATE);
+                                                         nullptr, populate ? MAP_POPULATE : 0);
   } catch (const boost::interprocess::interprocess_exception& e) {
     return absl::ResourceExhaustedError(absl::StrCat("cannot map a segment of ", bytes, " bytes: ", e.what()));
   }

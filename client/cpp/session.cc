@@ -16,6 +16,7 @@ namespace dtorch {
 absl::StatusOr<std::shared_ptr<Session>> Session::connect(ConnectOptions options) {
   const auto deadline = std::chrono::steady_clock::now() + options.timeout;
   const std::string address = options.address.empty() ? defaultAddress() : grpcAddress(options.address);
+  if (absl::Status status = checkAddress(address); !status.ok()) return status;
   std::string client = absl::StrCat("dtorch-cpp ", kDtorchVersion, " pid ", ::getpid());
   if (!options.name.empty()) client = absl::StrCat(options.name, " (", client, ")");
 

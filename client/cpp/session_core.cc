@@ -8,11 +8,11 @@
 #include "client/cpp/status_payload.h"
 #include "core/call_site.h"
 #include "proto/codec.h"
+#include "proto/limits.h"
 
 namespace dtorch {
 namespace {
 
-constexpr std::size_t kInlineBytes = 64u << 10;
 constexpr std::size_t kChunkBytes = 1u << 20;  // a multiple of every element size
 
 /// Reads the elements of several views one after the other.
