@@ -293,7 +293,8 @@ void Controller::resumeWaitingOnLoop() {
 void Controller::boundCachesOnLoop() {
   if (std::max({planner_.size(), layouts_.size(), services_.templates.size()}) < cacheLimit_) return;
   executor_->forgetPlans(planner_.forget());
-  // Templates that only this table knows, and layouts that no tensor has. Plans hold their addresses, so all go together.
+  // Templates that only this table knows, and layouts that no tensor has. Plans hold their addresses, so all go
+  // together.
   absl::erase_if(services_.templates, [](const auto& entry) { return entry.second.use_count() == 1; });
   absl::flat_hash_set<const TensorLayout*> used;
   for (const auto& [id, session] : sessions_) session->addLayouts(used);

@@ -14,8 +14,8 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "daemon/executor/executor.h"
-#include "daemon/session/session_channel.h"
 #include "daemon/session/client_session.h"
+#include "daemon/session/session_channel.h"
 #include "daemon/supervisor/supervisor.h"
 
 namespace dtorch {
@@ -26,12 +26,11 @@ struct ControllerOptions {
 };
 
 /// The daemon's heart: sessions, plans and sockets under one mutex, so that all operators have one total order. A loop
-/// takes the workers' reports and the events that gRPC's threads, the supervisor and the main thread leave in its queue;
-/// a thread that brings a client's request does the loop's work itself if the loop rests.
+/// takes the workers' reports and the events that gRPC's threads, the supervisor and the main thread leave in its
+/// queue; a thread that brings a client's request does the loop's work itself if the loop rests.
 ///
-/// Thread: the public methods are safe; everything named OnLoop runs with mutex_ held, on the loop's thread or that of a
-/// request.
-/// Owns: the loop's thread.
+/// Thread: the public methods are safe; everything named OnLoop runs with mutex_ held, on the loop's thread or that of
+/// a request. Owns: the loop's thread.
 class Controller : public SessionListener, private ExecutorListener {
  public:
   /// `supervisor` must outlive the controller.
@@ -114,7 +113,7 @@ class Controller : public SessionListener, private ExecutorListener {
 
   /// Held by who does the loop's work, and by status(): guards all that is below.
   mutable absl::Mutex mutex_;
-  std::vector<Event> events_;     // being dealt with
+  std::vector<Event> events_;    // being dealt with
   std::uint64_t published_ = 0;  // frames, when the subscriptions were last looked at
   LayoutTable layouts_;
   Planner planner_{&layouts_};
@@ -123,8 +122,8 @@ class Controller : public SessionListener, private ExecutorListener {
   SessionServices services_;
   absl::flat_hash_map<SessionId, std::unique_ptr<ClientSession>> sessions_;
   std::deque<SessionId> waiting_;  // have a request whose group is not usable, in order of arrival
-  bool resume_ = false;    // they may go on
-  bool turnOver_ = false;  // one of them has had its turn, and goes on with the next
+  bool resume_ = false;            // they may go on
+  bool turnOver_ = false;          // one of them has had its turn, and goes on with the next
   /// How many plans, templates and layouts are remembered, of the plans by the workers too: a program that calls with
   /// ever new scalars or shapes makes one a call. What is not in use is dropped then.
   static constexpr std::size_t kMinCached = 1u << 15;

@@ -12,8 +12,7 @@
 #include "proto/segment_codec.h"
 
 namespace dtorch {
-namespace {
-}  // namespace
+namespace {}  // namespace
 
 absl::StatusOr<UploadTask> UploadTask::create(v1::Upload& wire, DeviceMesh mesh, std::vector<std::int64_t> coordinate) {
   UploadTask task(std::move(mesh), std::move(coordinate));

@@ -18,6 +18,7 @@
 #include "comm/group/thread_group_manager.h"
 #include "core/resident_memory.h"
 #include "proto/codec.h"
+#include "proto/segment_codec.h"
 #include "proto/version.h"
 #include "worker/heartbeat.h"
 #include "worker/kernel_runner.h"
@@ -25,7 +26,6 @@
 #include "worker/progress.h"
 #include "worker/reporter.h"
 #include "worker/scheduler.h"
-#include "proto/segment_codec.h"
 #include "worker/stop_request.h"
 #include "worker/value_segments.h"
 

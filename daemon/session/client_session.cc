@@ -225,7 +225,7 @@ bool ClientSession::addTensor(TensorId tensor, Operand operand) {
 }
 
 OperandFailurePtr ClientSession::reportedFailure(OperatorNumber root, Rank rank, std::uint32_t siteId,
-                                           const v1::Status& error) {
+                                                 const v1::Status& error) {
   OperandFailurePtr& failure = reported_[root];
   if (failure == nullptr) {
     failure =
@@ -254,7 +254,8 @@ void ClientSession::operatorFailed(Rank rank, const v1::OperatorFailed& failed) 
   if (failedOperands_.size() > 2 * tensors_.size() + kUnownedFailures) forgetFailuresOfReleased();
 }
 
-// A worker's report may come after the release of the operand, or be of one that no tensor stands for (a gathered value).
+// A worker's report may come after the release of the operand, or be of one that no tensor stands for (a gathered
+// value).
 void ClientSession::forgetFailuresOfReleased() {
   absl::flat_hash_set<OperandId> held;
   for (const auto& [tensor, operand] : tensors_) held.insert(operand.id);
@@ -356,9 +357,9 @@ void ClientSession::defineMesh(const v1::MeshDefinition& definition) {
         absl::InvalidArgumentError(absl::StrCat("mesh ", wanted->toString(), ": the workers' devices are cpu")));
   }
   if (definition.id() == 0 || definition.id() > kMaxMeshes || services_->meshes.size() > kMaxKnownMeshes) {
-    return protocolError(absl::ResourceExhaustedError(
-        absl::StrCat("mesh id ", definition.id(), ": a session may define ", kMaxMeshes, ", a daemon know ",
-                     kMaxKnownMeshes, " different ones")));
+    return protocolError(
+        absl::ResourceExhaustedError(absl::StrCat("mesh id ", definition.id(), ": a session may define ", kMaxMeshes,
+                                                  ", a daemon know ", kMaxKnownMeshes, " different ones")));
   }
   const absl::StatusOr<GroupId> group = services_->executor->groupOf(wanted->ranks());
   if (!group.ok()) return protocolError(group.status());

@@ -14,9 +14,9 @@
 #include "daemon/graph/tensor_layout.h"
 #include "daemon/placement/operator_template.h"
 #include "daemon/placement/planner.h"
-#include "daemon/session/session_channel.h"
 #include "daemon/session/future_table.h"
 #include "daemon/session/operand_failure.h"
+#include "daemon/session/session_channel.h"
 #include "shm/segment.h"
 
 namespace dtorch {

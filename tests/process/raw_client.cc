@@ -47,7 +47,8 @@ bool RawClient::read(v1::DaemonMessage* message) {
   call_->Read(&buffer, tag());
   if (!next()) return false;
   grpc::Slice slice;
-  return buffer.DumpToSingleSlice(&slice).ok() && message->ParseFromArray(slice.begin(), static_cast<int>(slice.size()));
+  return buffer.DumpToSingleSlice(&slice).ok() &&
+         message->ParseFromArray(slice.begin(), static_cast<int>(slice.size()));
 }
 
 bool RawClient::readResult(std::uint64_t future, v1::FutureResult* result) {
