@@ -19,6 +19,10 @@ DeviceMesh::DeviceMesh(DeviceType type, std::vector<std::int64_t> shape, std::ve
 absl::StatusOr<DeviceMesh> DeviceMesh::create(DeviceType type, std::vector<std::int64_t> shape, std::vector<Rank> ranks,
                                               std::vector<std::string> names) {
   if (shape.empty()) return absl::InvalidArgumentError("a mesh needs at least one dimension");
+  if (shape.size() > kMaxMeshDims) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a mesh of ", shape.size(), " dimensions; at most ", kMaxMeshDims, " are allowed"));
+  }
   std::int64_t count = 1;
   for (const std::int64_t extent : shape) {
     if (extent <= 0) return absl::InvalidArgumentError(absl::StrCat("mesh extent ", extent, " is not positive"));
@@ -42,6 +46,12 @@ absl::StatusOr<DeviceMesh> DeviceMesh::create(DeviceType type, std::vector<std::
     }
     const absl::flat_hash_set<std::string> unique(names.begin(), names.end());
     if (unique.size() != names.size()) return absl::InvalidArgumentError("a mesh dimension name is repeated");
+    for (const std::string& each : names) {
+      if (each.size() > kMaxMeshNameBytes) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("a mesh dimension name of ", each.size(), " bytes; at most ", kMaxMeshNameBytes));
+      }
+    }
   }
   return DeviceMesh(type, std::move(shape), std::move(ranks), std::move(names));
 }

@@ -12,6 +12,9 @@ namespace dtorch {
 enum class DeviceType : std::uint8_t { kCpu = 1, kCuda = 2 };
 absl::string_view name(DeviceType type);
 
+inline constexpr std::size_t kMaxMeshDims = 8;
+inline constexpr std::size_t kMaxMeshNameBytes = 64;
+
 /// An n-dimensional, row-major arrangement of distinct ranks of one device type.
 class DeviceMesh {
  public:

@@ -20,9 +20,11 @@ namespace dtorch {
 namespace {
 
 // The loop goes round at least this often, so that the watchdog sees it alive.
-constexpr std::chrono::milliseconds kTurn{500};
-// Gives another thread time to take the mutex.
-constexpr std::chrono::microseconds kBreather{200};
+constexpr std::chrono::milliseconds kLongestSleep{500};
+// How long the sessions' requests may hold the mutex in one go; a request itself stops after as much.
+constexpr std::chrono::milliseconds kPass{20};
+// How long the loop lets others go first.
+constexpr absl::Duration kCourtesy = absl::Milliseconds(100);
 
 std::int64_t nowMs() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -105,7 +107,7 @@ void Controller::onRequest(SessionId session, std::unique_ptr<ClientRequest> req
     queue_.emplace_back(std::in_place_type<Requested>, session, std::move(request));
   }
   // This thread does the loop's work, unless the loop is at it: to wake another thread takes longer than to plan.
-  if (!mutex_.TryLock()) {
+  if (waitingForStatus_ > 0 || !mutex_.TryLock()) {
     eventfd_write(wakeFd_, 1);
     return;
   }
@@ -198,11 +200,12 @@ void Controller::loop() {
   std::array<pollfd, 3> polled = {
       {{executor_->reportFd(), POLLIN, 0}, {executor_->subscriptionFd(), POLLIN, 0}, {wakeFd_, POLLIN, 0}}};
   while (!stopping_) {
-    poll(polled.data(), polled.size(), static_cast<int>(kTurn.count()));
+    poll(polled.data(), polled.size(), static_cast<int>(kLongestSleep.count()));
     lastTurn_ = nowMs();
-    // The mutex is not fair: who waits for it would not get it between two turns.
-    if (waitingForStatus_ > 0) std::this_thread::sleep_for(kBreather);
     absl::MutexLock lock(&mutex_);
+    // The mutex is not fair: who waits for it would not get it between two passes.
+    const auto nobodyWaits = [this] { return waitingForStatus_ == 0; };
+    mutex_.AwaitWithTimeout(absl::Condition(&nobodyWaits), kCourtesy);
     if (polled[0].revents != 0) executor_->handleReports();
     if (polled[1].revents != 0) executor_->handleSubscriptions();
     if (polled[2].revents != 0) {
@@ -220,11 +223,16 @@ void Controller::loop() {
 void Controller::workOnLoop() {
   {
     absl::MutexLock queueLock(&queueMutex_);
-    events_.swap(queue_);
+    std::move(queue_.begin(), queue_.end(), std::back_inserter(events_));
+    queue_.clear();
   }
+  passEnds_ = std::chrono::steady_clock::now() + kPass;
   if (std::exchange(turnOver_, false)) resume_ = true;
-  for (Event& event : events_) handleOnLoop(std::move(event));
-  events_.clear();
+  while (!events_.empty() && !passOver()) {
+    handleOnLoop(std::move(events_.front()));
+    events_.pop_front();
+  }
+  if (!events_.empty()) turnOver_ = true;
   for (;;) {
     resumeWaitingOnLoop();
     boundCachesOnLoop();
@@ -253,7 +261,9 @@ void Controller::handleOnLoop(Event event) {
                         },
                         [&](Drained& drained) {
                           futures_->continueTransfers(drained.session);
-                          if (ClientSession* session = find(drained.session)) session->drained();
+                          resume_ = true;  // a session may wait for its values to leave
+                          ClientSession* session = find(drained.session);
+                          if (session != nullptr && session->drained()) serveOnLoop(session);
                         },
                         [&](Closed& closed) {
                           ClientSession* session = find(closed.session);
@@ -273,7 +283,7 @@ void Controller::serveOnLoop(ClientSession* session) {
   // Before the workers hear the daemon nothing can be sent to them; and a session's requests keep their order.
   using Progress = ClientSession::Progress;
   const Progress progress = ready_ ? session->work() : Progress::kWaiting;
-  if (progress == Progress::kDone) return;
+  if (progress == Progress::kDone || progress == Progress::kHeld) return;
   waiting_.push_back(session->id());
   if (progress == Progress::kTurnOver) turnOver_ = true;
 }
@@ -283,6 +293,10 @@ void Controller::resumeWaitingOnLoop() {
   resume_ = false;
   // Each waiting session gets its turn once; who must wait again goes to the end of the line.
   for (std::size_t turns = waiting_.size(); turns > 0; --turns) {
+    if (passOver()) {
+      turnOver_ = true;
+      return;
+    }
     const SessionId id = waiting_.front();
     waiting_.pop_front();
     const auto it = sessions_.find(id);
@@ -291,16 +305,27 @@ void Controller::resumeWaitingOnLoop() {
 }
 
 void Controller::boundCachesOnLoop() {
-  if (std::max({planner_.size(), layouts_.size(), services_.templates.size()}) < cacheLimit_) return;
+  const std::size_t cached =
+      std::max({planner_.size(), layouts_.size(), services_.templates.size(), services_.meshes.size()});
+  if (cached < cacheLimit_ && services_.templateBytes < templateBytesLimit_) return;
   executor_->forgetPlans(planner_.forget());
   // Templates that only this table knows, and layouts that no tensor has. Plans hold their addresses, so all go
   // together.
   absl::erase_if(services_.templates, [](const auto& entry) { return entry.second.use_count() == 1; });
-  absl::flat_hash_set<const TensorLayout*> used;
-  for (const auto& [id, session] : sessions_) session->addLayouts(used);
-  layouts_.retain(used);
+  services_.templateBytes = 0;
+  absl::flat_hash_set<const TensorLayout*> layouts;
+  absl::flat_hash_set<const PlacedMesh*> meshes;
+  for (const auto& [id, session] : sessions_) session->addUsed(layouts, meshes);
+  layouts_.retain(layouts);
+  for (const TensorLayout* layout : layouts) meshes.insert(layout->mesh);
+  for (const auto& [key, op] : services_.templates) {
+    services_.templateBytes += key.size();
+    meshes.insert(op->mesh);
+  }
+  absl::erase_if(services_.meshes, [&](const auto& entry) { return !meshes.contains(&entry.second); });
   // At most half full of what must stay: the next time is not soon.
-  cacheLimit_ = std::max(kMinCached, 2 * (layouts_.size() + services_.templates.size()));
+  cacheLimit_ = std::max(kMinCached, 2 * (layouts_.size() + services_.templates.size() + services_.meshes.size()));
+  templateBytesLimit_ = std::max(kMinTemplateBytes, 2 * services_.templateBytes);
 }
 
 void Controller::workerLostOnLoop(Rank rank, const absl::Status& why) {
@@ -355,6 +380,7 @@ void Controller::onValue(Rank rank, const v1::FetchedValue& value) {
   const auto it = sessions_.find(sessionOf(operand));
   if (it != sessions_.end()) failure = it->second->failureOf(operand, rank, value);
   futures_->resolve(rank, value, std::move(failure));
+  resume_ = true;  // a session may wait for its values to leave
 }
 
 void Controller::onFence(std::uint64_t fence) {

@@ -85,6 +85,7 @@ class Controller : public SessionListener, private ExecutorListener {
   void handleOnLoop(Event event);
   void serveOnLoop(ClientSession* session);
   void resumeWaitingOnLoop();
+  bool passOver() const { return std::chrono::steady_clock::now() > passEnds_; }
   void boundCachesOnLoop();
   void workerLostOnLoop(Rank rank, const absl::Status& why);
   v1::Health healthLocked() const;
@@ -113,7 +114,7 @@ class Controller : public SessionListener, private ExecutorListener {
 
   /// Held by who does the loop's work, and by status(): guards all that is below.
   mutable absl::Mutex mutex_;
-  std::vector<Event> events_;    // being dealt with
+  std::deque<Event> events_;     // to be dealt with
   std::uint64_t published_ = 0;  // frames, when the subscriptions were last looked at
   LayoutTable layouts_;
   Planner planner_{&layouts_};
@@ -123,11 +124,14 @@ class Controller : public SessionListener, private ExecutorListener {
   absl::flat_hash_map<SessionId, std::unique_ptr<ClientSession>> sessions_;
   std::deque<SessionId> waiting_;  // have a request whose group is not usable, in order of arrival
   bool resume_ = false;            // they may go on
-  bool turnOver_ = false;          // one of them has had its turn, and goes on with the next
+  bool turnOver_ = false;          // something is left to do that had its turn
+  std::chrono::steady_clock::time_point passEnds_;
   /// How many plans, templates and layouts are remembered, of the plans by the workers too: a program that calls with
   /// ever new scalars or shapes makes one a call. What is not in use is dropped then.
   static constexpr std::size_t kMinCached = 1u << 15;
   std::size_t cacheLimit_ = kMinCached;
+  static constexpr std::size_t kMinTemplateBytes = 256u << 20;
+  std::size_t templateBytesLimit_ = kMinTemplateBytes;
   absl::flat_hash_map<Rank, v1::WorkerHello> connected_;
   absl::flat_hash_map<Rank, absl::Status> lost_;
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;

@@ -150,8 +150,8 @@ class Daemon {
     if (supervisor_ != nullptr) supervisor_->expectExits();
     if (controller_ != nullptr) controller_->stop();
     if (supervisor_ != nullptr) supervisor_->terminateAll(config_.shutdownTimeout / 4);
+    supervisor_.reset();  // its thread tells the controller of exits
     controller_.reset();
-    supervisor_.reset();
     server_.reset();
   }
 

@@ -52,6 +52,10 @@ absl::StatusOr<Segment> Segment::reserve(const std::string& label, std::size_t b
 }
 
 absl::Status Segment::commit(std::size_t offset, std::size_t bytes) {
+  if (size() >= kCheckedBytes && bytes > availableMemory()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for bytes ", offset, " to ", offset + bytes, " of a segment of ", size()));
+  }
   const int error = ::posix_fallocate(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   if (error == 0) return absl::OkStatus();
   return absl::ResourceExhaustedError(

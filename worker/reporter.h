@@ -31,12 +31,14 @@ class Reporter {
 ///
 /// Thread: its owner's.
 class ReportBatch {
+  using Clock = std::chrono::steady_clock;
+
  public:
   /// How long the credit of a frame may wait for company.
   static constexpr std::chrono::milliseconds kCreditDelay{1};
 
   explicit ReportBatch(Reporter& reporter) : reporter_(reporter) {}
-  /// A new item that somebody waits for: it leaves before the next kernel begins.
+  /// A new item that somebody waits for: it leaves before anything that may take long.
   v1::ReportItem* addAwaited() {
     awaited_ = true;
     return add();
@@ -49,13 +51,13 @@ class ReportBatch {
   /// A new item that gives credit back: it leaves after kCreditDelay, or with others.
   v1::ReportItem* addCredit() {
     v1::ReportItem* item = add();
-    if (++credits_ >= kMaxCredits) awaited_ = true;
+    if (++credits_ == 1) creditDue_ = Clock::now() + kCreditDelay;
     return item;
   }
 
-  /// Before a kernel.
-  void flushAwaited() {
-    if (awaited_) flush();
+  /// Before what may take long.
+  void flushDue() {
+    if (awaited_ || (credits_ > 0 && Clock::now() >= creditDue_)) flush();
   }
   /// When there is no other task.
   void flushAllButCredit() {
@@ -70,10 +72,10 @@ class ReportBatch {
 
  private:
   static constexpr int kMaxItems = 256;
-  static constexpr int kMaxCredits = 8;
   Reporter& reporter_;
   v1::Report report_;
   int credits_ = 0;  // of the items
+  Clock::time_point creditDue_;
   bool awaited_ = false;
 };
 

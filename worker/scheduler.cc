@@ -206,22 +206,26 @@ void Scheduler::reportAfterAll(const v1::ReportItem& item) {
   };
   const KernelStream<Task>& communication = streamOf(StreamKind::kCommunication);
   if (communication.done() == order_.issued(StreamKind::kCommunication)) {
-    enqueueJob(StreamKind::kCompute, report);
+    enqueueJob(StreamKind::kCompute, report, true);
     return;
   }
   const auto remaining = std::make_shared<std::atomic<std::size_t>>(kStreams);
   for (const StreamKind stream : {StreamKind::kCompute, StreamKind::kCommunication}) {
-    enqueueJob(stream, [report, remaining](KernelRunner& runner) {
-      runner.reports().flush();
-      if (remaining->fetch_sub(1) == 1) report(runner);
-    });
+    enqueueJob(
+        stream,
+        [report, remaining](KernelRunner& runner) {
+          runner.reports().flush();
+          if (remaining->fetch_sub(1) == 1) report(runner);
+        },
+        true);
   }
 }
 
-void Scheduler::enqueueJob(StreamKind stream, Job job) {
+void Scheduler::enqueueJob(StreamKind stream, Job job, bool brief) {
   Task& task = streamOf(stream).stage();
   task.waitFor = order_.enqueue(stream, 0, false);
   task.job = std::move(job);
+  task.brief = brief;
   streamOf(stream).publish();
 }
 

@@ -61,7 +61,7 @@ class Scheduler {
   void setPeers(const v1::Peers& wire);
 
   OperandRef inputOf(OperandId id);
-  void enqueueJob(StreamKind stream, Job job);
+  void enqueueJob(StreamKind stream, Job job, bool brief = false);
   KernelStream<Task>& streamOf(StreamKind kind) { return streams_[static_cast<std::size_t>(kind)]; }
   /// The ticket of the next task on `stream`.
   Ticket nextTicket(StreamKind stream) const { return order_.issued(stream) + 1; }

@@ -54,6 +54,7 @@ struct Task {
   std::shared_ptr<CallState> call;              // of a call that has several segments
   // Anything else.
   absl::AnyInvocable<void(KernelRunner&)> job;
+  bool brief = false;  // the job takes no time: nobody's report need leave before it
 };
 
 }  // namespace dtorch

@@ -113,7 +113,7 @@ class Worker::Impl {
         runner.reports().flush();
         continue;
       }
-      if (task->plan != nullptr || task->waitFor > 0) runner.reports().flushAwaited();
+      if (!task->brief || task->waitFor > 0) runner.reports().flushDue();
       if (task->waitFor > 0 && !other.waitFor(task->waitFor)) return;
       runner.run(*task);
       // A stream that counts as done has reported its failures: they come before the credit of their frame.

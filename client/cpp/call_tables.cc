@@ -93,10 +93,14 @@ bool TemplateTable::Equal::operator()(const Key& key, const CallView& call) cons
   return true;
 }
 
-TemplateTable::Entry TemplateTable::intern(CallView call) {
+TemplateTable::Entry TemplateTable::intern(CallView call, std::size_t bytes) {
   call.hash = hashOf(call);
   if (const auto it = ids_.find(call); it != ids_.end()) return {it->second, nullptr};
-  if (ids_.size() == kCapacity) ids_.clear();
+  if (ids_.size() == kCapacity || bytes_ + bytes > kCapacityBytes) {
+    ids_.clear();
+    bytes_ = 0;
+  }
+  bytes_ += bytes;
   Positions positions;
   Key key{std::string(call.name), {}, call.outputs, call.mesh, call.placements, call.hash};
   for (const Argument& argument : call.positional) key.arguments.positional.push_back(positions.toValue(argument));

@@ -26,17 +26,20 @@ struct CallView {
   std::size_t hash = 0;
 };
 
-/// The calls that the daemon has a template for. At most kCapacity of them: then it forgets all and numbers from 1
-/// again, and the daemon's templates are replaced one by one. Thread: none of its own.
+/// The calls that the daemon has a template for. At most kCapacity of them, and kCapacityBytes of arguments: then it
+/// forgets all and numbers from 1 again, and the daemon's templates are replaced one by one. (The daemon ends a session
+/// whose templates take 256 MiB: old and new ones together are well below.) Thread: none of its own.
 class TemplateTable {
  public:
   static constexpr std::uint32_t kCapacity = 1u << 14;
+  static constexpr std::size_t kCapacityBytes = 96u << 20;
 
   struct Entry {
     std::uint32_t id;
     const Arguments* define;  // what the daemon has to be told first; nullptr: it knows
   };
-  Entry intern(CallView call);
+  /// `bytes`: what the call's name and arguments take, about.
+  Entry intern(CallView call, std::size_t bytes);
 
  private:
   struct Key {
@@ -59,6 +62,7 @@ class TemplateTable {
     bool operator()(const CallView& call, const Key& key) const { return (*this)(key, call); }
   };
   absl::flat_hash_map<Key, std::uint32_t, Hash, Equal> ids_;
+  std::size_t bytes_ = 0;
 };
 
 /// The call sites that the daemon has been told of. Thread: none of its own.

@@ -136,7 +136,7 @@ void Connection::onMessage() {
     }
     welcomed_.set_value(message_.welcome());
     sendDue();
-  } else {
+  } else if (cause_.ok()) {
     cause_ = absl::FailedPreconditionError(
         absl::StrCat("this client (", kDtorchVersion, ") speaks protocol ", kProtocolVersion, ", dtorchd at ", address_,
                      " (", message_.welcome().version(), ") speaks ", message_.welcome().protocol(),

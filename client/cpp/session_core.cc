@@ -187,9 +187,9 @@ absl::StatusOr<TensorId> SessionCore::submit(absl::string_view name, absl::Span<
   CommandQueue::Appender commands = queue_.append();
   if (!commands) return TensorId{0};
   const TemplateTable::Entry known =
-      templates_.intern({name, arguments, options.named, outputs, mesh, options.placements});
+      templates_.intern({name, arguments, options.named, outputs, mesh, options.placements}, bytes);
   if (known.define != nullptr) {
-    v1::TemplateDefinition* definition = commands.add()->mutable_define_template();
+    v1::TemplateDefinition* definition = commands.add(bytes)->mutable_define_template();
     definition->set_id(known.id);
     definition->set_name(std::string(name));
     toWire(*known.define, definition->mutable_arguments());

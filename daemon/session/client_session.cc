@@ -24,13 +24,20 @@ constexpr std::uint32_t kMaxTemplates = 1u << 20;
 constexpr std::size_t kMaxTemplateBytes = 256u << 20;
 constexpr std::uint32_t kMaxSites = 1u << 20;
 constexpr std::uint32_t kMaxMeshes = 4096;
-constexpr std::size_t kMaxKnownMeshes = 1u << 16;
+// Values that a session has asked for and not been sent; it waits with more.
+constexpr std::uint64_t kMaxOpenValueBytes = 256u << 20;
 constexpr std::uint32_t kMaxOutputs = 1u << 16;
 // How long one request may hold up other sessions, and status().
 constexpr std::chrono::milliseconds kTurn(20);
 constexpr int kCommandsBetweenClocks = 32;
 // Failures of operands that a session may have released by then.
 constexpr std::size_t kUnownedFailures = 4096;
+
+// "aten::add_.Tensor": it writes to an argument.
+bool isInPlaceName(const std::string& name) {
+  const std::string base = name.substr(0, name.find('.'));
+  return base.size() > 1 && base.back() == '_' && base[base.size() - 2] != '_';
+}
 
 std::string localShapeText(const std::vector<std::int64_t>& shape) {
   return TensorMeta{DType::kUnspecified, shape, {}}.toString().substr(name(DType::kUnspecified).size());
@@ -89,6 +96,10 @@ ClientSession::Progress ClientSession::workOn(const v1::CommandBatch& batch) {
       untilClock = kCommandsBetweenClocks;
       if (std::chrono::steady_clock::now() > over) progress = Progress::kTurnOver;
     }
+    if (progress == Progress::kDone && channel_->queuedBytes() > kHeldBackBytes) {
+      held_ = true;
+      progress = Progress::kHeld;
+    }
     if (progress == Progress::kDone && !run(batch.commands(cursor_))) progress = Progress::kWaiting;
     if (progress != Progress::kDone) break;
   }
@@ -102,8 +113,11 @@ void ClientSession::readOn() {
   if (!held_) channel_->readNext();
 }
 
-void ClientSession::drained() {
-  if (held_) readOn();
+bool ClientSession::drained() {
+  if (!std::exchange(held_, false)) return false;
+  if (request_ != nullptr) return true;
+  readOn();
+  return false;
 }
 
 void ClientSession::protocolError(const absl::Status& status) {
@@ -199,29 +213,27 @@ OperandFailurePtr ClientSession::unknownTensor(TensorId tensor, const std::strin
 }
 
 void ClientSession::poison(TensorId first, std::uint32_t count, const OperandFailurePtr& failure) {
-  for (std::uint32_t i = 0; i < count; ++i) {
-    if (!addTensor(first + i, {0, nullptr, failure})) return;
-  }
+  for (std::uint32_t i = 0; i < count; ++i) addTensor(first + i, {0, nullptr, failure});
 }
 
-bool ClientSession::addTensor(TensorId tensor, Operand operand) {
-  if (tensor == 0) {
-    protocolError(absl::InvalidArgumentError("tensor id 0 is not allowed"));
-    return false;
-  }
+bool ClientSession::checkNew(TensorId first, std::uint32_t count) {
   // Failed tensors are under no quota of their own, but not without end.
-  if (tensors_.size() > services_->limits.maxTensors + kMaxOutputs) {
+  if (tensors_.size() + count > services_->limits.maxTensors + kMaxOutputs) {
     protocolError(
         absl::ResourceExhaustedError("the session holds more failed tensors than session.max_tensors: release some"));
     return false;
   }
-  const std::uint64_t bytes = operand.layout == nullptr ? 0 : static_cast<std::uint64_t>(operand.layout->meta.bytes());
-  if (!tensors_.emplace(tensor, std::move(operand)).second) {
-    protocolError(absl::InvalidArgumentError(absl::StrCat("tensor id ", tensor, " is already in use")));
+  for (TensorId tensor = first; tensor != first + count; ++tensor) {
+    if (tensor != 0 && !tensors_.contains(tensor)) continue;
+    protocolError(absl::InvalidArgumentError(absl::StrCat("tensor id ", tensor, " is 0, or in use already")));
     return false;
   }
-  tensorBytes_ += bytes;
   return true;
+}
+
+void ClientSession::addTensor(TensorId tensor, Operand operand) {
+  if (operand.layout != nullptr) tensorBytes_ += static_cast<std::uint64_t>(operand.layout->meta.bytes());
+  tensors_.emplace(tensor, std::move(operand));
 }
 
 OperandFailurePtr ClientSession::reportedFailure(OperatorNumber root, Rank rank, std::uint32_t siteId,
@@ -262,11 +274,13 @@ void ClientSession::forgetFailuresOfReleased() {
   absl::erase_if(failedOperands_, [&](const auto& entry) { return !held.contains(entry.first); });
 }
 
-void ClientSession::addLayouts(absl::flat_hash_set<const TensorLayout*>& used) const {
+void ClientSession::addUsed(absl::flat_hash_set<const TensorLayout*>& layouts,
+                            absl::flat_hash_set<const PlacedMesh*>& meshes) const {
   for (const auto& [tensor, operand] : tensors_) {
-    if (operand.layout != nullptr) used.insert(operand.layout);
+    if (operand.layout != nullptr) layouts.insert(operand.layout);
   }
-  if (incoming_ != nullptr && incoming_->layout != nullptr) used.insert(incoming_->layout);
+  if (incoming_ != nullptr && incoming_->layout != nullptr) layouts.insert(incoming_->layout);
+  for (const auto& [id, placedOn] : meshes_) meshes.insert(placedOn);
 }
 
 OperandFailurePtr ClientSession::failureOf(OperandId operand, Rank rank, const v1::FetchedValue& value) {
@@ -298,8 +312,12 @@ void ClientSession::defineTemplate(const v1::TemplateDefinition& definition) {
   }
   TemplateEntry& entry = templates_[definition.id()];
   templateBytes_ -= entry.bytes;
-  entry = {nullptr, printable(definition.name(), 256), absl::OkStatus(), std::min(definition.outputs(), kMaxOutputs),
-           definition.ByteSizeLong()};
+  entry = {nullptr,
+           printable(definition.name(), 256),
+           absl::OkStatus(),
+           std::min(definition.outputs(), kMaxOutputs),
+           definition.ByteSizeLong(),
+           isInPlaceName(definition.name())};
   templateBytes_ += entry.bytes;
   if (templateBytes_ > kMaxTemplateBytes) {
     return protocolError(absl::ResourceExhaustedError(
@@ -341,6 +359,7 @@ void ClientSession::defineTemplate(const v1::TemplateDefinition& definition) {
   }
   entry.op = std::make_shared<const OperatorTemplate>(*std::move(made));
   services_->templates.emplace(key, entry.op);
+  services_->templateBytes += key.size();
 }
 
 void ClientSession::defineMesh(const v1::MeshDefinition& definition) {
@@ -356,10 +375,9 @@ void ClientSession::defineMesh(const v1::MeshDefinition& definition) {
     return protocolError(
         absl::InvalidArgumentError(absl::StrCat("mesh ", wanted->toString(), ": the workers' devices are cpu")));
   }
-  if (definition.id() == 0 || definition.id() > kMaxMeshes || services_->meshes.size() > kMaxKnownMeshes) {
+  if (definition.id() == 0 || definition.id() > kMaxMeshes) {
     return protocolError(
-        absl::ResourceExhaustedError(absl::StrCat("mesh id ", definition.id(), ": a session may define ", kMaxMeshes,
-                                                  ", a daemon know ", kMaxKnownMeshes, " different ones")));
+        absl::InvalidArgumentError(absl::StrCat("mesh id ", definition.id(), " is none of 1 to ", kMaxMeshes)));
   }
   const absl::StatusOr<GroupId> group = services_->executor->groupOf(wanted->ranks());
   if (!group.ok()) return protocolError(group.status());
@@ -399,10 +417,17 @@ OperandId ClientSession::publish(PlannedOperator* plan, absl::Span<const Operand
 
 void ClientSession::refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure) {
   poison(command.first_output(), op.outputs, failure);
-  // Whoever reads what was not written must hear of it.
+  std::vector<TensorId> written;
   for (const auto& [output, input] : op.mutated) {
-    if (static_cast<int>(input) >= command.inputs_size()) continue;
-    const auto it = tensors_.find(command.inputs(static_cast<int>(input)));
+    if (static_cast<int>(input) < command.inputs_size()) written.push_back(command.inputs(static_cast<int>(input)));
+  }
+  failTensors(written, failure);
+}
+
+// Whoever reads what was not written must hear of it.
+void ClientSession::failTensors(const std::vector<TensorId>& tensors, const OperandFailurePtr& failure) {
+  for (const TensorId tensor : tensors) {
+    const auto it = tensors_.find(tensor);
     if (it != tensors_.end() && it->second.failure == nullptr) it->second.failure = failure;
   }
 }
@@ -414,8 +439,12 @@ bool ClientSession::runCall(const v1::Command& command) {
     return true;
   }
   const TemplateEntry& entry = found->second;
+  if (!checkNew(command.first_output(), entry.outputs)) return true;
   if (!entry.error.ok()) {
-    poison(command.first_output(), entry.outputs, fail(entry.error, entry.name, command.site()));
+    const OperandFailurePtr failure = fail(entry.error, entry.name, command.site());
+    poison(command.first_output(), entry.outputs, failure);
+    // Which tensor it was to write to is not known.
+    if (entry.inPlace) failTensors({command.inputs().begin(), command.inputs().end()}, failure);
     return true;
   }
   const OperatorTemplate& op = *entry.op;
@@ -459,7 +488,7 @@ bool ClientSession::runCall(const v1::Command& command) {
   const OperandId first = publish(*plan, operands, command.site());
   ++operators_;
   for (std::size_t o = 0; o < (*plan)->outputs.size(); ++o) {
-    if (!addTensor(command.first_output() + o, {first + o, (*plan)->outputs[o], nullptr})) break;
+    addTensor(command.first_output() + o, {first + o, (*plan)->outputs[o], nullptr});
   }
   return true;
 }
@@ -487,6 +516,7 @@ absl::Status ClientSession::checkQuota(absl::Span<const TensorLayout* const> add
 
 bool ClientSession::redistribute(const v1::Command& command) {
   const v1::Redistribute& wanted = command.redistribute();
+  if (!checkNew(wanted.output(), 1)) return true;
   const auto it = tensors_.find(wanted.tensor());
   OperandFailurePtr failure;
   if (it == tensors_.end()) {
@@ -638,7 +668,7 @@ bool ClientSession::putChunk(const v1::PutChunk& chunk) {
 
 bool ClientSession::finishPut() {
   Incoming& incoming = *incoming_;
-  if (incoming.received < incoming.totalBytes) return true;
+  if (incoming.received < incoming.totalBytes || !checkNew(incoming.tensor, 1)) return true;
   if (incoming.failure == nullptr) {
     const GroupId group = incoming.layout->mesh->group;
     if (!canAppend(group)) {
@@ -668,6 +698,10 @@ bool ClientSession::finishPut() {
 
 bool ClientSession::get(const v1::Command& command) {
   const v1::Get& wanted = command.get();
+  if (services_->futures->awaits(id_, wanted.future())) {
+    protocolError(absl::InvalidArgumentError(absl::StrCat("future id ", wanted.future(), " is in use already")));
+    return true;
+  }
   const auto it = tensors_.find(wanted.tensor());
   if (it == tensors_.end()) {
     FutureTable::sendError(channel_.get(), wanted.future(),
@@ -681,7 +715,7 @@ bool ClientSession::get(const v1::Command& command) {
   const TensorLayout* layout = it->second.layout;
   const DeviceMesh& deviceMesh = layout->mesh->mesh;
   const GroupId group = layout->mesh->group;
-  if (!canAppend(group)) return false;
+  if (!canAppend(group) || services_->futures->openBytes(id_) > kMaxOpenValueBytes) return false;
   absl::Status status = services_->executor->error(group);
   if (status.ok() && wanted.local()) status = deviceMesh.coordinate(wanted.rank()).status();
   OperandId operand = it->second.id;
@@ -702,7 +736,8 @@ bool ClientSession::get(const v1::Command& command) {
   v1::Fetch* fetch = services_->executor->appendCommand(group)->mutable_fetch();
   fetch->set_operand(operand);
   fetch->set_rank(wanted.local() ? wanted.rank() : deviceMesh.ranks()[0]);
-  fetch->set_future(services_->futures->await(id_, channel_, wanted.future(), group, operand));
+  fetch->set_future(services_->futures->await(id_, channel_, wanted.future(), group, operand,
+                                              static_cast<std::uint64_t>(layout->meta.bytes())));
   if (plan != nullptr) services_->executor->appendCommand(group)->mutable_discard()->add_operands(operand);
   return true;
 }
@@ -781,8 +816,7 @@ void ClientSession::failBrokenGroups(Rank rank) {
 }
 
 void ClientSession::release(const v1::Release& release) {
-  std::vector<OperandId> released;
-  GroupId group = 0;
+  absl::flat_hash_map<GroupId, std::vector<OperandId>> released;
   for (const TensorId tensor : release.tensors()) {
     const auto it = tensors_.find(tensor);
     if (it == tensors_.end()) continue;
@@ -791,14 +825,9 @@ void ClientSession::release(const v1::Release& release) {
     if (operand.id == 0) continue;
     tensorBytes_ -= static_cast<std::uint64_t>(operand.layout->meta.bytes());
     failedOperands_.erase(operand.id);
-    if (group != operand.layout->mesh->group && !released.empty()) {
-      services_->executor->discard(group, released);
-      released.clear();
-    }
-    group = operand.layout->mesh->group;
-    released.push_back(operand.id);
+    released[operand.layout->mesh->group].push_back(operand.id);
   }
-  if (!released.empty()) services_->executor->discard(group, released);
+  for (const auto& [group, operands] : released) services_->executor->discard(group, operands);
 }
 
 void ClientSession::close() {

@@ -45,6 +45,7 @@ struct SessionServices {
   absl::node_hash_map<DeviceMesh, PlacedMesh> meshes;
   /// By name, arguments and mesh, serialised: sessions that call the same share plans.
   absl::flat_hash_map<std::string, std::shared_ptr<const OperatorTemplate>> templates;
+  std::size_t templateBytes = 0;  // of the keys
 };
 
 /// One client stream: its tensors, templates, meshes and call sites, and the requests that act on them.
@@ -56,15 +57,16 @@ class ClientSession {
 
   enum class Progress : std::uint8_t {
     kDone,     // the channel reads on
-    kWaiting,  // its group is not usable for now: go on when it is
+    kWaiting,  // its group is not usable for now, or much is on its way to the client: go on when that changes
+    kHeld,     // the client does not read: go on when drained() says so
     kTurnOver  // others have a turn first
   };
   /// Works on the request, for one turn at most.
   Progress work();
   void accept(std::unique_ptr<ClientRequest> request);
   bool hasWork() const { return request_ != nullptr; }
-  /// The client has read most of what was queued for it.
-  void drained();
+  /// The client has read most of what was queued for it. True: work() was held, and may go on.
+  bool drained();
   /// Releases everything; nothing may be called afterwards.
   void close();
 
@@ -76,8 +78,8 @@ class ClientSession {
   /// A worker is gone: fences of its groups end.
   void failBrokenGroups(Rank rank);
 
-  /// Adds what the session's tensors look like.
-  void addLayouts(absl::flat_hash_set<const TensorLayout*>& used) const;
+  /// Adds what the session's tensors look like, and the meshes that it has defined.
+  void addUsed(absl::flat_hash_set<const TensorLayout*>& layouts, absl::flat_hash_set<const PlacedMesh*>& meshes) const;
 
   SessionId id() const { return id_; }
   SessionChannel* channel() { return channel_.get(); }
@@ -91,6 +93,7 @@ class ClientSession {
     absl::Status error;
     std::uint32_t outputs = 0;
     std::size_t bytes = 0;  // of its definition
+    bool inPlace = false;   // by its name
   };
   // The put whose bytes are coming in.
   struct Incoming {
@@ -129,9 +132,12 @@ class ClientSession {
   absl::StatusOr<const PlacedMesh*> mesh(std::uint32_t id) const;
   /// Whether the group takes commands now, or has failed for good (then they are dropped).
   bool canAppend(GroupId group) const;
-  bool addTensor(TensorId tensor, Operand operand);
+  /// Whether tensors can be made under these ids; if not, the session ends.
+  bool checkNew(TensorId first, std::uint32_t count);
+  void addTensor(TensorId tensor, Operand operand);
   /// The outputs of a call that was refused, and the tensors that it was to write to, get the failure.
   void refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure);
+  void failTensors(const std::vector<TensorId>& tensors, const OperandFailurePtr& failure);
   void poison(TensorId first, std::uint32_t count, const OperandFailurePtr& failure);
   void remember(const OperandFailurePtr& failure);
   void forgetFailuresOfReleased();

@@ -16,10 +16,41 @@ constexpr std::size_t kQueueBytes = 8u << 20;
 }  // namespace
 
 FutureId FutureTable::await(SessionId session, std::shared_ptr<SessionChannel> channel, FutureId clientFuture,
-                            GroupId group, OperandId operand) {
+                            GroupId group, OperandId operand, std::uint64_t bytes) {
   const FutureId fetch = next_++;
-  pending_[fetch] = {session, std::move(channel), clientFuture, group, operand};
+  pending_[fetch] = {session, std::move(channel), clientFuture, group, operand, bytes};
+  Waiting& waiting = waiting_[session];
+  waiting.fetches[clientFuture] = fetch;
+  waiting.bytes += bytes;
   return fetch;
+}
+
+bool FutureTable::awaits(SessionId session, FutureId clientFuture) const {
+  const auto it = waiting_.find(session);
+  if (it == waiting_.end()) return false;
+  const std::deque<Transfer>& transfers = it->second.transfers;
+  return it->second.fetches.contains(clientFuture) ||
+         std::any_of(transfers.begin(), transfers.end(),
+                     [&](const Transfer& transfer) { return transfer.pending.clientFuture == clientFuture; });
+}
+
+std::uint64_t FutureTable::openBytes(SessionId session) const {
+  const auto it = waiting_.find(session);
+  return it == waiting_.end() ? 0 : it->second.bytes;
+}
+
+FutureTable::Pending FutureTable::take(absl::flat_hash_map<FutureId, Pending>::iterator it) {
+  Pending pending = std::move(it->second);
+  pending_.erase(it);
+  waiting_[pending.session].fetches.erase(pending.clientFuture);
+  return pending;
+}
+
+void FutureTable::close(SessionId session, std::uint64_t bytes) {
+  const auto it = waiting_.find(session);
+  if (it == waiting_.end()) return;
+  it->second.bytes -= bytes;
+  if (it->second.fetches.empty() && it->second.transfers.empty()) waiting_.erase(it);
 }
 
 OperandId FutureTable::operandOf(FutureId fetch) const {
@@ -49,8 +80,7 @@ void FutureTable::resolve(Rank rank, const v1::FetchedValue& value, OperandFailu
     if (value.has_segment()) release(rank, value.future());
     return;
   }
-  Pending pending = std::move(it->second);
-  pending_.erase(it);
+  Pending pending = take(it);
   if (failure == nullptr && value.has_error()) {
     failure = std::make_shared<OperandFailure>(OperandFailure{fromWire(value.error()), value.error().operator_name(),
                                                               value.error().rank() - 1, value.error().site()});
@@ -66,16 +96,18 @@ void FutureTable::resolve(Rank rank, const v1::FetchedValue& value, OperandFailu
   }
   if (failure != nullptr) {
     if (value.has_segment()) release(rank, value.future());
+    close(pending.session, pending.bytes);
     sendError(pending.channel.get(), pending.clientFuture, failure.get());
     return;
   }
   if (value.has_segment()) {
-    std::deque<Transfer>& transfers = transfers_[pending.session];
     const SessionId session = pending.session;
-    transfers.push_back({std::move(pending), rank, value.future(), std::move(segment), value.meta(), 0});
+    waiting_[session].transfers.push_back(
+        {std::move(pending), rank, value.future(), std::move(segment), value.meta(), 0});
     continueTransfers(session);
     return;
   }
+  close(pending.session, pending.bytes);
   auto message = std::make_shared<v1::DaemonMessage>();
   v1::FutureResult* result = message->mutable_result();
   result->set_future(pending.clientFuture);
@@ -104,31 +136,36 @@ bool FutureTable::advance(Transfer* transfer) {
 }
 
 void FutureTable::continueTransfers(SessionId session) {
-  const auto it = transfers_.find(session);
-  if (it == transfers_.end()) return;
-  std::deque<Transfer>& transfers = it->second;
+  const auto it = waiting_.find(session);
+  if (it == waiting_.end()) return;
+  std::deque<Transfer>& transfers = it->second.transfers;
+  std::uint64_t sent = 0;
   while (!transfers.empty() && advance(&transfers.front())) {
     release(transfers.front().rank, transfers.front().fetch);
+    sent += transfers.front().pending.bytes;
     transfers.pop_front();
   }
-  if (transfers.empty()) transfers_.erase(it);
+  close(session, sent);
 }
 
 void FutureTable::cancel(SessionId session, FutureId clientFuture) {
-  for (auto it = pending_.begin(); it != pending_.end();) {
-    const auto current = it++;
-    if (current->second.session == session && current->second.clientFuture == clientFuture) pending_.erase(current);
+  const auto it = waiting_.find(session);
+  if (it == waiting_.end()) return;
+  Waiting& waiting = it->second;
+  std::uint64_t cancelled = 0;
+  if (const auto fetch = waiting.fetches.find(clientFuture); fetch != waiting.fetches.end()) {
+    cancelled += take(pending_.find(fetch->second)).bytes;
   }
-  const auto found = transfers_.find(session);
-  if (found == transfers_.end()) return;
-  for (auto it = found->second.begin(); it != found->second.end();) {
-    if (it->pending.clientFuture == clientFuture) {
-      release(it->rank, it->fetch);
-      it = found->second.erase(it);
-    } else {
-      ++it;
+  for (auto transfer = waiting.transfers.begin(); transfer != waiting.transfers.end();) {
+    if (transfer->pending.clientFuture != clientFuture) {
+      ++transfer;
+      continue;
     }
+    release(transfer->rank, transfer->fetch);
+    cancelled += transfer->pending.bytes;
+    transfer = waiting.transfers.erase(transfer);
   }
+  close(session, cancelled);
 }
 
 void FutureTable::failBrokenGroups(Rank rank) {
@@ -136,28 +173,24 @@ void FutureTable::failBrokenGroups(Rank rank) {
     const auto current = it++;
     const absl::Status& error = executor_->error(current->second.group);
     if (error.ok()) continue;
-    OperandFailure failure{error, "", rank, ""};
-    sendError(current->second.channel.get(), current->second.clientFuture, &failure);
-    pending_.erase(current);
+    OperandFailure failure{error, "get", rank, ""};
+    const Pending pending = take(current);
+    close(pending.session, pending.bytes);
+    sendError(pending.channel.get(), pending.clientFuture, &failure);
   }
 }
 
 void FutureTable::dropSession(SessionId session) {
-  for (auto it = pending_.begin(); it != pending_.end();) {
-    const auto current = it++;
-    if (current->second.session == session) pending_.erase(current);
-  }
-  const auto found = transfers_.find(session);
-  if (found == transfers_.end()) return;
-  for (const Transfer& transfer : found->second) release(transfer.rank, transfer.fetch);
-  transfers_.erase(found);
+  const auto found = waiting_.find(session);
+  if (found == waiting_.end()) return;
+  for (const auto& [clientFuture, fetch] : found->second.fetches) pending_.erase(fetch);
+  for (const Transfer& transfer : found->second.transfers) release(transfer.rank, transfer.fetch);
+  waiting_.erase(found);
 }
 
 std::size_t FutureTable::pendingOf(SessionId session) const {
-  std::size_t count = 0;
-  for (const auto& [fetch, pending] : pending_) count += pending.session == session ? 1 : 0;
-  const auto it = transfers_.find(session);
-  return count + (it == transfers_.end() ? 0 : it->second.size());
+  const auto it = waiting_.find(session);
+  return it == waiting_.end() ? 0 : it->second.fetches.size() + it->second.transfers.size();
 }
 
 }  // namespace dtorch

@@ -22,9 +22,13 @@ class FutureTable {
  public:
   explicit FutureTable(Executor* executor) : executor_(executor) {}
 
-  /// A value that a worker is asked for; the returned number is the Fetch's. `group` is whose loss ends the wait.
+  /// A value of `bytes` that a worker is asked for; the returned number is the Fetch's. `group` is whose loss ends the
+  /// wait. `clientFuture` must not be awaited already.
   FutureId await(SessionId session, std::shared_ptr<SessionChannel> channel, FutureId clientFuture, GroupId group,
-                 OperandId operand);
+                 OperandId operand, std::uint64_t bytes);
+  bool awaits(SessionId session, FutureId clientFuture) const;
+  /// Bytes of values that the session has asked for and not been sent.
+  std::uint64_t openBytes(SessionId session) const;
   /// A worker has answered: `failure`, when there is one, goes before the value.
   void resolve(Rank rank, const v1::FetchedValue& value, OperandFailurePtr failure);
   /// The operand that a pending number waits for; 0 when there is none.
@@ -46,6 +50,7 @@ class FutureTable {
     FutureId clientFuture = 0;
     GroupId group = 0;
     OperandId operand = 0;
+    std::uint64_t bytes = 0;
   };
   // A large value on its way to a client.
   struct Transfer {
@@ -56,13 +61,22 @@ class FutureTable {
     v1::TensorMeta meta;
     std::uint64_t offset = 0;
   };
+  // What one session waits for.
+  struct Waiting {
+    absl::flat_hash_map<FutureId, FutureId> fetches;  // by the client's number
+    std::deque<Transfer> transfers;
+    std::uint64_t bytes = 0;
+  };
   bool advance(Transfer* transfer);
   void release(Rank rank, FutureId fetch);
+  /// Takes one out of pending_; what it waits for is open no more.
+  Pending take(absl::flat_hash_map<FutureId, Pending>::iterator it);
+  void close(SessionId session, std::uint64_t bytes);
 
   Executor* executor_;
   FutureId next_ = 1;
-  absl::flat_hash_map<FutureId, Pending> pending_;
-  absl::flat_hash_map<SessionId, std::deque<Transfer>> transfers_;
+  absl::flat_hash_map<FutureId, Pending> pending_;  // by Fetch
+  absl::flat_hash_map<SessionId, Waiting> waiting_;
 };
 
 }  // namespace dtorch

@@ -135,7 +135,7 @@ TEST_CASE("Templates are forgotten, all at once, when there are too many") {
   const Placements placements;
   std::uint32_t last = 0;
   for (std::uint32_t mesh = 0; mesh <= TemplateTable::kCapacity; ++mesh) {
-    const auto entry = table.intern({"aten::zeros", none, {}, 1, mesh, placements});
+    const auto entry = table.intern({"aten::zeros", none, {}, 1, mesh, placements}, 11);
     CHECK(entry.define != nullptr);
     last = entry.id;
   }
