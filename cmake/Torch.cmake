@@ -10,6 +10,9 @@ if(NOT DTORCH_TORCH_DIR)
   set(DTORCH_TORCH_DIR ${torch_dirs} CACHE PATH "" FORCE)
 endif()
 
+# The Python that has it: <prefix>/lib/python3.x/site-packages/torch.
+cmake_path(SET DTORCH_TORCH_PYTHON NORMALIZE ${DTORCH_TORCH_DIR}/../../../../bin/python)
+
 add_library(torch_c10 SHARED IMPORTED GLOBAL)
 set_target_properties(torch_c10 PROPERTIES IMPORTED_LOCATION ${DTORCH_TORCH_DIR}/lib/libc10.so)
 add_library(torch_cpu SHARED IMPORTED GLOBAL)

@@ -130,7 +130,7 @@ class Controller : public SessionListener, private ExecutorListener {
   /// ever new scalars or shapes makes one a call. What is not in use is dropped then.
   static constexpr std::size_t kMinCached = 1u << 15;
   std::size_t cacheLimit_ = kMinCached;
-  static constexpr std::size_t kMinTemplateBytes = 256u << 20;
+  static constexpr std::size_t kMinTemplateBytes = 16u << 20;
   std::size_t templateBytesLimit_ = kMinTemplateBytes;
   absl::flat_hash_map<Rank, v1::WorkerHello> connected_;
   absl::flat_hash_map<Rank, absl::Status> lost_;

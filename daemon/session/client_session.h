@@ -45,7 +45,7 @@ struct SessionServices {
   absl::node_hash_map<DeviceMesh, PlacedMesh> meshes;
   /// By name, arguments and mesh, serialised: sessions that call the same share plans.
   absl::flat_hash_map<std::string, std::shared_ptr<const OperatorTemplate>> templates;
-  std::size_t templateBytes = 0;  // of the keys
+  std::size_t templateBytes = 0;  // of the keys, on the wire; arguments take up to 32 times as much in memory
 };
 
 /// One client stream: its tensors, templates, meshes and call sites, and the requests that act on them.

@@ -103,6 +103,9 @@ TEST_CASE("wrong calls get a status, and everything goes on") {
     session->call("aten::add_.Scalar", {sum, 1});
     CHECK(mentions(errorOf(sum), "aten::add_.Scalar"));
     CHECK(absl::IsUnimplemented(errorOf(session->call("aten::t_", {wide}))));
+    CHECK(mentions(errorOf(wide), "aten::t_"));
+    session->call("aten::add_.Scalar", {x, "text"});
+    CHECK(mentions(errorOf(x), "aten::add_.Scalar"));
   }
   SECTION("a redistribution is a tensor of its own, to the same placement too") {
     const Tensor same = x.redistribute({Placement::replicate()});
@@ -113,6 +116,16 @@ TEST_CASE("wrong calls get a status, and everything goes on") {
   }
   SECTION("a call too large to send") {
     CHECK(absl::IsInvalidArgument(errorOf(session->call("aten::add.Tensor", {x, std::string(80 << 20, 'x')}))));
+  }
+  SECTION("calls that are large, all at once, and more of them than the daemon will remember") {
+    for (int i = 0; i < 24; ++i) {
+      const absl::Status error = errorOf(session->call("aten::add.Tensor", {x, std::string(15 << 20, 'a' + i)}));
+      CHECK(absl::IsInvalidArgument(error));
+    }
+    std::vector<Tensor> refused;
+    for (int i = 0; i < 8; ++i)
+      refused.push_back(session->call("aten::add.Tensor", {x, std::string(15 << 20, 'A' + i)}));
+    for (const Tensor& tensor : refused) CHECK(absl::IsInvalidArgument(errorOf(tensor)));
   }
   SECTION("a factory takes no memory of the daemon's") {
     const std::int64_t before = daemon.status().resident_bytes();

@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -72,6 +73,36 @@ TEST_CASE("the first operator counts, however early it is sent") {
     DaemonFixture daemon;
     CHECK(sumOfOnes(*daemon.connect()) == 8.0);
   }
+}
+
+TEST_CASE("a session may end while other threads call, wait and release") {
+  DaemonFixture daemon;
+  for (int round = 0; round < 5; ++round) {
+    auto session = daemon.connect();
+    const std::vector<float> one = {1};
+    const Tensor x = session->put(HostView::of(one, {1}), session->mesh());
+    REQUIRE(x.get().wait(kDeadline).ok());
+    std::atomic<int> ended = 0;
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&ended, tensor = x, i] {
+        absl::Status status;
+        while (!absl::IsUnavailable(status)) {
+          const Tensor y = add(tensor, tensor);
+          if (i == 0) y.get().poll();
+          if (i == 1) add(y, tensor);  // released at once
+          if (i < 3) status = y.get().wait(std::chrono::milliseconds(i)).status();
+          if (i == 3) status = y.get().get().status();
+        }
+        ++ended;
+      });
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    session.reset();
+    for (std::thread& thread : threads) thread.join();
+    CHECK(ended == 4);
+  }
+  CHECK(sumOfOnes(*daemon.connect()) == 8.0);
 }
 
 TEST_CASE("the workers that are left drop what is released") {

@@ -62,11 +62,11 @@ def view(value):
     import numpy
 
     array = numpy.asarray(value)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     dtype = _types.dtype_name(array.dtype)
     if dtype is None:
         raise TypeError(f"NumPy's {array.dtype} is no dtype of a tensor")
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
     size = array.itemsize
     if any(stride < 0 or stride % size for stride in array.strides):
         array = numpy.ascontiguousarray(array)

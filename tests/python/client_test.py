@@ -1,0 +1,204 @@
+"""The Python package on a real daemon, against NumPy and PyTorch in this process. Argument: the folder of the programs."""
+import gc
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+import numpy as np
+import torch
+
+import dtorch
+from dtorch import Partial, Replicate, Shard
+
+BIN = pathlib.Path(sys.argv[1]).resolve()
+LIMIT = 20  # seconds
+
+
+class Daemon:
+    def __init__(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="dtorch-test-python-")
+        self.socket = f"{self.folder.name}/dtorchd.sock"
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("DTORCH_")}
+        self.log = open(f"{self.folder.name}/log", "w+")
+        self.process = subprocess.Popen([BIN / "dtorchd", "--runtime.dir", self.folder.name], env=environment,
+                                        stdout=self.log, stderr=self.log, start_new_session=True)
+        subprocess.run([BIN / "dtorchctl", "--socket", self.socket, "status", "--wait", "60"], check=True,
+                       capture_output=True)
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            raise
+        self.log.close()
+        self.folder.cleanup()
+        if code:
+            raise AssertionError(f"dtorchd ended with exit code {code}")
+
+
+class ClientTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = Daemon()
+        cls.addClassCleanup(cls.daemon.stop)
+
+    def setUp(self):
+        self.session = dtorch.connect(self.daemon.socket, name="client_test")
+        self.addCleanup(self.session.close)
+
+    def test_a_value_comes_back_on_any_placement(self):
+        array = np.arange(35, dtype=np.float32).reshape(5, 7)
+        for placement in Replicate(), Shard(0), Shard(1), Shard(-1), Partial():
+            x = self.session.put(array, [placement])
+            np.testing.assert_array_equal(x.numpy(LIMIT), array)
+        info = x.describe().wait(LIMIT)
+        self.assertEqual((info.shape, info.dtype, info.placements), ((5, 7), "float32", [Partial()]))
+        self.assertEqual(self.session.put(array, [Shard(0)]).get_local(0).wait(LIMIT).shape, (3, 7))
+
+    def test_every_dtype_crosses_both_ways(self):
+        for dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+                      torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128):
+            value = (torch.arange(6).reshape(2, 3) % 2 == 0) if dtype is torch.bool else torch.arange(6).reshape(2, 3).to(dtype)
+            x = self.session.put(value, [Shard(1)])
+            back = x.get().wait(LIMIT)
+            self.assertEqual("torch." + back.dtype, str(dtype))
+            self.assertTrue(torch.equal(back.torch(), value), dtype)
+            self.assertTrue(torch.equal(torch.from_dlpack(back), value), dtype)
+
+    def test_memory_of_every_form(self):
+        base = np.arange(24, dtype=np.int64).reshape(4, 6)
+        for array in (base.T, base[::2, 1::2], base[::-1], base[:0], np.int64(7), base[1:2, 0], np.broadcast_to(base, (3, 4, 6)),
+                      base.astype(">i8")):
+            np.testing.assert_array_equal(self.session.put(array).numpy(LIMIT), array)
+        for tensor in (torch.tensor(3.5), torch.arange(24.0).reshape(4, 6).t(), torch.empty(0, 3),
+                       torch.ones(2, requires_grad=True)):
+            np.testing.assert_array_equal(self.session.put(tensor).numpy(LIMIT), tensor.detach().numpy())
+        np.testing.assert_array_equal(self.session.put([[1, 2], [3, 4]]).numpy(LIMIT), [[1, 2], [3, 4]])
+
+    def test_values_outlive_what_made_them(self):
+        value = self.session.put(np.arange(1000.0)).get().wait(LIMIT)
+        array, tensor = value.numpy(), torch.from_dlpack(value)
+        self.assertFalse(array.flags.writeable)
+        unused = value.__dlpack__()
+        del value, unused
+        gc.collect()
+        np.testing.assert_array_equal(array, np.arange(1000.0))
+        self.assertTrue(torch.equal(tensor, torch.arange(1000.0, dtype=torch.float64)))
+
+    def test_shards_are_summands_of_a_partial(self):
+        parts = [np.ones((2, 2)), 2 * np.ones((2, 2))]
+        x = self.session.put_shards(parts, (2, 2), [Partial()])
+        np.testing.assert_array_equal(x.numpy(LIMIT), 3 * np.ones((2, 2)))
+        np.testing.assert_array_equal(x.redistribute([Shard(0)]).get_local(1).wait(LIMIT).numpy(), [[3, 3]])
+
+    def test_arguments_of_every_kind(self):
+        call = self.session.call
+        x = self.session.put(np.arange(1, 13, dtype=np.float64).reshape(3, 4))
+        local = torch.arange(1, 13, dtype=torch.float64).reshape(3, 4)
+        same = lambda result, expected: self.assertTrue(torch.equal(result.get().wait(LIMIT).torch(), expected))
+        same(call("aten::add.Tensor", x, x, alpha=2), torch.add(local, local, alpha=2))
+        same(call("aten::mul.Scalar", x, 1.5), local * 1.5)
+        same(call("aten::mul.Scalar", x, np.float32(1.5)), local * 1.5)
+        same(call("aten::sum.dim_IntList", x, [0, -1], keepdim=True, dtype=torch.float32),
+             local.sum([0, -1], keepdim=True, dtype=torch.float32))
+        same(call("aten::sum", x, dtype=np.float32), local.sum(dtype=torch.float32))
+        same(call("aten::cat", [x, x], 1), torch.cat([local, local], 1))
+        same(call("aten::div.Tensor_mode", x, x, rounding_mode="floor"), torch.div(local, local, rounding_mode="floor"))
+        same(call("aten::clamp", x, None, 5), torch.clamp(local, None, 5))
+        same(call("aten::index.Tensor", x, [None, self.session.put(np.array([3, 0]))]), local[:, [3, 0]])
+        same(call("aten::full", (2, 2), 2 ** 53 + 1, dtype=torch.int64), torch.full((2, 2), 2 ** 53 + 1))
+        same(call("aten::ones", torch.Size([2]), device=torch.device("cpu"), layout=torch.strided), torch.ones(2))
+        same(call("aten::clone", x, memory_format=torch.contiguous_format), local)
+        same(call("aten::mul.Scalar", x, 1 + 2j), local * (1 + 2j))
+        values, indices = call("aten::max.dim", x, 0, outputs=2)
+        same(values, local.max(0).values)
+        same(indices, local.max(0).indices)
+        sharded = call("aten::zeros", (5, 2), placements=[Shard(0)], mesh=self.session.mesh([1, 0]))
+        self.assertEqual(sharded.get_local(0).wait(LIMIT).shape, (2, 2))
+
+    def test_errors_tell_operator_and_line(self):
+        x = self.session.put(np.ones((2, 3)))
+        bad = self.session.call("aten::mm", x, x)
+        with self.assertRaises(dtorch.Error) as raised:
+            self.session.call("aten::add.Tensor", bad, bad).numpy(LIMIT)
+        self.assertEqual(raised.exception.operator, "aten::mm")
+        self.assertEqual(raised.exception.code, "INVALID_ARGUMENT")
+        self.assertIn("client_test.py:", raised.exception.site)
+        with self.assertRaises(dtorch.Error):
+            self.session.synchronize().wait(LIMIT) or self.session.call("aten::no", x).numpy(LIMIT)
+        for argument in object(), 1 << 63, {1: 2}:
+            with self.assertRaises((TypeError, OverflowError)):
+                self.session.call("aten::add.Scalar", x, argument)
+        with self.assertRaises(TypeError):
+            self.session.put(np.array(["text"]))
+        with self.assertRaisesRegex(dtorch.Error, "S\\(x\\)|placement"):
+            self.session.call("aten::ones", (2,), placements=["S(x)"])
+        with self.assertRaises(dtorch.Error):
+            dtorch.connect("/nowhere/dtorchd.sock", timeout=1)
+
+    def test_a_closed_session_says_so(self):
+        session = dtorch.connect(self.daemon.socket)
+        x = session.put(1.0)
+        other = self.session.put(2.0)
+        session.close()
+        with self.assertRaisesRegex(dtorch.Error, "closed"):
+            session.put(1.0)
+        with self.assertRaises(dtorch.Error):
+            x.numpy(LIMIT)
+        with self.assertRaises(ValueError):
+            self.session.put(1.0, mesh=session.world)
+        self.assertEqual(other.get().wait(LIMIT).item(), 2.0)
+
+    def test_a_wait_ends_in_time_and_by_a_signal(self):
+        y = x = self.session.call("aten::ones", (700, 700))
+        for _ in range(200):
+            y = self.session.call("aten::mm", y, x)
+        future = y.get()
+        with self.assertRaises(TimeoutError):
+            future.wait(0.05)
+        timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        start = time.monotonic()
+        with self.assertRaises(KeyboardInterrupt):
+            future.wait(60)
+        self.assertLess(time.monotonic() - start, 5)
+
+    def test_many_threads_share_a_session(self):
+        results = [None] * 4
+
+        def work(index):
+            x = self.session.put(np.full((3, 3), float(index)), [Shard(0)])
+            for _ in range(200):
+                x = self.session.call("aten::add.Scalar", x, 1)
+            results[index] = x.numpy(LIMIT)[0, 0]
+
+        threads = [threading.Thread(target=work, args=[index]) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(results, [200.0, 201.0, 202.0, 203.0])
+
+    def test_calls_are_fast_enough_for_sweeps(self):
+        x = self.session.put(np.ones((8, 8)))
+        for _ in range(200):
+            self.session.call("aten::add.Tensor", x, x)
+        start = time.perf_counter()
+        for _ in range(5000):
+            y = self.session.call("aten::add.Tensor", x, x)
+        y.numpy(LIMIT)
+        micros = (time.perf_counter() - start) / 5000 * 1e6
+        print(f"{micros:.1f} us a call")
+        self.assertLess(micros, 500)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)
