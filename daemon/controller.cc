@@ -10,6 +10,7 @@
 #include <array>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
@@ -111,8 +112,8 @@ void Controller::onRequest(SessionId session, std::unique_ptr<ClientRequest> req
     eventfd_write(wakeFd_, 1);
     return;
   }
+  const auto unlock = absl::MakeCleanup([this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { mutex_.Unlock(); });
   workOnLoop();
-  mutex_.Unlock();
 }
 
 void Controller::onDrained(SessionId session) { post(Drained{session}); }

@@ -117,7 +117,8 @@ class Controller : public SessionListener, private ExecutorListener {
   std::deque<Event> events_;     // to be dealt with
   std::uint64_t published_ = 0;  // frames, when the subscriptions were last looked at
   LayoutTable layouts_;
-  Planner planner_{&layouts_};
+  MetadataProcess metadata_;
+  Planner planner_{&layouts_, [this](const auto&... call) { return metadata_.infer(call...); }};
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<FutureTable> futures_;
   SessionServices services_;

@@ -220,4 +220,7 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace dtorch
 
-int main(int argc, char** argv) { return dtorch::run(argc, argv); }
+int main(int argc, char** argv) {
+  if (argc == 2 && std::string(argv[1]) == dtorch::kMetadataArgument) return dtorch::serveMetadata();
+  return dtorch::run(argc, argv);
+}

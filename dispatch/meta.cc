@@ -44,12 +44,19 @@ absl::StatusOr<TensorMeta> metaOf(const at::Tensor& tensor) {
   return meta;
 }
 
+int aliasOf(const at::Tensor& output, const std::vector<at::Tensor>& inputs) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (output.is_alias_of(inputs[i])) return static_cast<int>(i);
+  }
+  return -1;
+}
+
 at::Tensor emptyOn(c10::Device device, const TensorMeta& meta) {
   return at::empty_strided(meta.shape, meta.strides, c10::TensorOptions(device).dtype(toTorch(meta.dtype)));
 }
 
 // Shapes broadcast; the kernel itself, run on tensors without elements, tells the dtype and refuses what it refuses.
-absl::StatusOr<std::vector<TensorMeta>> inferPointwise(const c10::OperatorHandle& op,
+absl::StatusOr<std::vector<OutputMeta>> inferPointwise(const c10::OperatorHandle& op,
                                                        const std::vector<Value>& arguments,
                                                        absl::Span<const TensorMeta* const> inputs) {
   absl::StatusOr<PreparedCall> call = PreparedCall::create(op, arguments, c10::Device(c10::kCPU));
@@ -75,27 +82,29 @@ absl::StatusOr<std::vector<TensorMeta>> inferPointwise(const c10::OperatorHandle
     return fromException(error);
   }
   if (absl::Status status = call->run(empties, &outputs); !status.ok()) return status;
-  std::vector<TensorMeta> metas;
+  std::vector<OutputMeta> metas;
   for (const at::Tensor& output : outputs) {
     absl::StatusOr<DType> dtype = fromTorch(output.scalar_type());
     if (!dtype.ok()) return dtype.status();
     absl::StatusOr<TensorMeta> meta = makeMeta(*dtype, shape);
     if (!meta.ok()) return meta.status();
     meta->strides = strides;
-    metas.push_back(*std::move(meta));
+    metas.push_back({*std::move(meta), aliasOf(output, empties)});
   }
   return metas;
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<TensorMeta>> inferMeta(const c10::OperatorHandle& op, const std::vector<Value>& arguments,
+absl::StatusOr<std::vector<OutputMeta>> inferMeta(const c10::OperatorHandle& op, const std::vector<Value>& arguments,
                                                   absl::Span<const TensorMeta* const> inputs) {
   const std::string name = nameOf(op.operator_name());
   const auto* row =
       std::find_if(kWithoutMetaKernel.begin(), kWithoutMetaKernel.end(), [&](const Row& r) { return r.op == name; });
   if (row != kWithoutMetaKernel.end() && !inputs.empty()) {
-    return std::vector<TensorMeta>{row->shape == Shape::kScalar ? TensorMeta{inputs[0]->dtype, {}, {}} : *inputs[0]};
+    const bool inPlace = name.substr(0, name.find('.')).back() == '_';
+    return std::vector<OutputMeta>{
+        {row->shape == Shape::kScalar ? TensorMeta{inputs[0]->dtype, {}, {}} : *inputs[0], inPlace ? 0 : -1}};
   }
   absl::StatusOr<PreparedCall> call = PreparedCall::create(op, arguments, c10::Device(c10::kMeta));
   if (!call.ok()) return call.status();
@@ -114,11 +123,15 @@ absl::StatusOr<std::vector<TensorMeta>> inferMeta(const c10::OperatorHandle& op,
     if (op.hasTag(at::Tag::pointwise)) return inferPointwise(op, arguments, inputs);
     return absl::UnimplementedError("the operator has no Meta kernel that tells its result's shape");
   }
-  std::vector<TensorMeta> metas;
-  for (const at::Tensor& output : outputs) {
-    absl::StatusOr<TensorMeta> meta = metaOf(output);
-    if (!meta.ok()) return meta.status();
-    metas.push_back(*std::move(meta));
+  std::vector<OutputMeta> metas;
+  try {
+    for (const at::Tensor& output : outputs) {
+      absl::StatusOr<TensorMeta> meta = metaOf(output);
+      if (!meta.ok()) return meta.status();
+      metas.push_back({*std::move(meta), aliasOf(output, tensors)});
+    }
+  } catch (const std::exception& error) {  // sizes or strides that are no numbers: LibTorch made them symbols
+    return fromException(error);
   }
   return metas;
 }

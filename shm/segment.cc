@@ -90,7 +90,11 @@ absl::StatusOr<Segment> Segment::make(const std::string& label, std::size_t byte
 absl::StatusOr<Segment> Segment::open(const SegmentRef& ref) {
   const std::string path = absl::StrCat("/proc/", ref.pid, "/fd/", ref.fd);
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  if (fd < 0) return absl::NotFoundError(absl::StrCat("cannot open segment ", path, ": ", std::strerror(errno)));
+  if (fd < 0) {
+    const bool full = errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+    return absl::Status(full ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kNotFound,
+                        absl::StrCat("cannot open segment ", path, ": ", std::strerror(errno)));
+  }
   const auto close = absl::MakeCleanup([fd] { ::close(fd); });
   struct stat info {};
   if (::fstat(fd, &info) != 0 || info.st_ino != ref.inode || static_cast<std::uint64_t>(info.st_size) != ref.bytes) {

@@ -128,7 +128,8 @@ void KernelRunner::finishCall(const Task& task, CallState& call) {
     const std::uint32_t slot = plan.outputs[i];
     FailurePtr failure = call.failureOf(slot);
     if (failure == nullptr) {
-      const absl::Status planned = checkOutput(plan, i, call.tensors[slot]);
+      absl::Status planned = checkOutput(plan, i, call.tensors[slot]);
+      if (planned.ok()) planned = settleMemory(plan, i, call);
       if (planned.ok()) {
         operand.set(call.tensors[slot]);
         continue;
@@ -142,6 +143,31 @@ void KernelRunner::finishCall(const Task& task, CallState& call) {
   if (call.originates || !call.poisoned.empty()) {
     report(call.firstFailure, task.number, call.poisoned, call.originates);
   }
+}
+
+absl::Status KernelRunner::settleMemory(const Plan& plan, std::size_t index, CallState& call) {
+  if (plan.expected.empty()) return absl::OkStatus();
+  const int alias = plan.expected[index].alias;
+  at::Tensor& tensor = call.tensors[plan.outputs[index]];
+  if (alias == ExpectedOutput::kUnknown || tensor.numel() == 0) return absl::OkStatus();
+  if (alias >= 0) {
+    const at::Tensor& input = call.tensors[static_cast<std::size_t>(alias)];
+    if (!input.defined() || tensor.is_alias_of(input)) return absl::OkStatus();
+    return absl::UnimplementedError(
+        absl::StrCat("the result is a view of input ", alias,
+                     ", but of this rank's part it would be a copy: redistribute the input, or copy it first"));
+  }
+  for (std::uint32_t i = 0; i < plan.inputs; ++i) {
+    const at::Tensor& input = call.tensors[i];
+    if (!input.defined() || !tensor.is_alias_of(input)) continue;
+    try {
+      tensor = tensor.clone();
+    } catch (const std::exception& error) {
+      return fromException(error);
+    }
+    break;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status KernelRunner::checkOutput(const Plan& plan, std::size_t index, const at::Tensor& tensor) {

@@ -37,6 +37,9 @@ class KernelRunner {
   void runAction(const KernelAction& action, const Task& task, CallState& call);
   void runAction(const ConvertAction& action, const Task& task, CallState& call);
   void finishCall(const Task& task, CallState& call);
+  /// Makes output `index` share memory with the planned input, or with none: whether a kernel copies may depend on the
+  /// part of the tensor that a rank has.
+  static absl::Status settleMemory(const Plan& plan, std::size_t index, CallState& call);
   /// OK when output `index` looks as planned.
   static absl::Status checkOutput(const Plan& plan, std::size_t index, const at::Tensor& tensor);
   /// An error of this call's own.

@@ -188,7 +188,11 @@ absl::Status Plan::decodeOutputs(const v1::Plan& wire) {
     absl::StatusOr<Placements> placements = fromWire(wire.output_placements(i).placements());
     if (placements.ok()) placements = normalize(*placements, mesh.dims(), static_cast<int>(meta->shape.size()));
     if (!placements.ok()) return placements.status();
-    expected.push_back({toTorch(meta->dtype), localShape(meta->shape, mesh, *placements, *coordinate)});
+    const int alias = static_cast<int>(expected.size()) < wire.output_aliases_size()
+                          ? wire.output_aliases(static_cast<int>(expected.size()))
+                          : ExpectedOutput::kUnknown;
+    if (alias >= static_cast<int>(inputs)) return absl::InvalidArgumentError("an output shares an input that is none");
+    expected.push_back({toTorch(meta->dtype), localShape(meta->shape, mesh, *placements, *coordinate), alias});
   }
   return absl::OkStatus();
 }

@@ -53,6 +53,9 @@ struct PlanSegment {
 struct ExpectedOutput {
   c10::ScalarType dtype;
   std::vector<std::int64_t> shape;  // local
+  static constexpr int kOwnMemory = -1;
+  static constexpr int kUnknown = -2;
+  int alias = kUnknown;  // the input whose memory it shares
 };
 
 /// A v1::Plan as this rank runs it: decoded, checked and bound once.
@@ -62,7 +65,7 @@ class Plan {
   /// even that can be told, since its mesh does not decode.
   static absl::StatusOr<std::unique_ptr<const Plan>> create(const v1::Plan& wire, Rank rank, at::Device device);
 
-  std::uint32_t id = 0;
+  PlanId id = 0;
   std::string name;
   DeviceMesh mesh;
   /// This rank's position; none: the rank is not in the mesh and ignores the plan's runs.

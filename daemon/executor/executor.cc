@@ -1,6 +1,7 @@
 #include "daemon/executor/executor.h"
 
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,10 +27,22 @@ constexpr int kLingerMs = 500;
 // What a command that is no operator takes of a group's credit, besides its data.
 constexpr std::uint64_t kCommandBytes = 4096;
 
+// ZeroMQ removes whatever has the name of a socket that it binds.
+absl::Status checkEndpoint(const std::string& endpoint) {
+  absl::string_view path = endpoint;
+  struct stat info {};
+  if (!absl::ConsumePrefix(&path, "ipc://") || ::lstat(std::string(path).c_str(), &info) != 0) return absl::OkStatus();
+  if (S_ISSOCK(info.st_mode)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(path, " is in the way of a socket, and is none: remove it"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Executor>> Executor::create(zmq::context_t* context, const ExecutorOptions& options,
                                                            ExecutorListener* listener) {
+  for (const std::string& endpoint : {options.frameEndpoint, options.reportEndpoint}) {
+    if (absl::Status status = checkEndpoint(endpoint); !status.ok()) return status;
+  }
   try {
     zmq::socket_t frames(*context, zmq::socket_type::xpub);
     // Flow control is the groups' credit: ZeroMQ itself must neither drop nor block.
@@ -69,7 +82,7 @@ void Executor::handleReports() {
   while (reports_.recv(message, zmq::recv_flags::dontwait)) {
     if (report_.ParseFromArray(message.data(), static_cast<int>(message.size()))) {
       handleReport(report_);
-    } else if (report_.rank() >= 0 && report_.rank() < options_.worldSize) {
+    } else if (report_.items_size() > 0 && report_.rank() >= 0 && report_.rank() < options_.worldSize) {
       // The rank is the message's first field. What was lost with the rest cannot be told: the worker must go.
       listener_->onWorkerFault(
           report_.rank(), absl::DataLossError(absl::StrCat("a report of ", message.size(), " bytes does not parse")));

@@ -8,7 +8,6 @@
 #include "absl/strings/string_view.h"
 #include "daemon/placement/rule.h"
 #include "daemon/placement/signature.h"
-#include "dispatch/meta.h"
 #include "proto/codec.h"
 
 namespace dtorch {
@@ -36,6 +35,19 @@ bool isUniformFactory(const std::string& name) {
   return false;
 }
 
+// Whether the operator adds up in the arithmetic in which its Partial inputs do: a bool's sum is an "or", a narrow
+// integer's wraps around, and a cast to another dtype rounds each summand.
+bool isLinearIn(const RuleCall& call, const std::vector<int>& inputs) {
+  for (const int input : inputs) {
+    const DType dtype = call.inputs[static_cast<std::size_t>(input)]->dtype;
+    if (dtype == DType::kBool) return false;
+    for (const TensorMeta& output : call.outputs) {
+      if (output.dtype != dtype) return false;
+    }
+  }
+  return true;
+}
+
 absl::StatusOr<std::vector<Signature>> signaturesFor(const OperatorTemplate& op, const RuleCall& call,
                                                      std::vector<int>* sizeArguments) {
   const Rule* rule = findRule(op.name);
@@ -50,6 +62,7 @@ absl::StatusOr<std::vector<Signature>> signaturesFor(const OperatorTemplate& op,
   }
   if (!factors.ok()) return factors.status();
   *sizeArguments = factors->sizeArguments;
+  std::erase_if(factors->linear, [&](const std::vector<int>& set) { return !isLinearIn(call, set); });
   return signaturesOf(*factors);
 }
 
@@ -91,8 +104,9 @@ std::unique_ptr<PlannedOperator> Planner::start(const PlacedMesh* mesh, std::siz
   return plan;
 }
 
-void Planner::addOutput(PlannedOperator* plan, std::uint32_t slot, TensorLayout layout) {
+void Planner::addOutput(PlannedOperator* plan, std::uint32_t slot, TensorLayout layout, int alias) {
   plan->wire.add_outputs(slot);
+  plan->wire.add_output_aliases(alias);
   toWire(layout.meta, plan->wire.add_output_metas());
   toWire(layout.placements, plan->wire.add_output_placements()->mutable_placements());
   plan->outputs.push_back(layouts_->intern(std::move(layout)));
@@ -110,8 +124,11 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
   }
   std::vector<const TensorMeta*> metas;
   for (const TensorLayout* input : inputs) metas.push_back(&input->meta);
-  absl::StatusOr<std::vector<TensorMeta>> outputs = inferMeta(op.op, op.arguments, metas);
-  if (!outputs.ok()) return outputs.status();
+  absl::StatusOr<std::vector<OutputMeta>> inferred = metadata_(op.name, op.arguments, metas);
+  if (!inferred.ok()) return inferred.status();
+  std::vector<TensorMeta> outputMetas;
+  for (OutputMeta& output : *inferred) outputMetas.push_back(std::move(output.meta));
+  const auto* outputs = &outputMetas;
   if (outputs->size() != op.outputs) {
     return absl::InvalidArgumentError(
         absl::StrCat("it returns ", outputs->size(), " tensors, the call expects ", op.outputs));
@@ -194,7 +211,8 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
       result = slot + op.outputs + static_cast<std::uint32_t>(o);
       placed[o] = wanted;
     }
-    addOutput(plan.get(), result, {(*outputs)[o], mesh, placed[o]});
+    const bool converted = result != slot + static_cast<std::uint32_t>(o);
+    addOutput(plan.get(), result, {(*outputs)[o], mesh, placed[o]}, converted ? -1 : (*inferred)[o].alias);
   }
   return plan;
 }
@@ -219,7 +237,7 @@ absl::StatusOr<PlannedOperator*> Planner::planRedistribute(const TensorLayout* i
   }
   TensorMeta meta = input->meta;
   meta.strides = contiguousStrides(meta.shape);
-  addOutput(plan.get(), 1, {std::move(meta), input->mesh, to});
+  addOutput(plan.get(), 1, {std::move(meta), input->mesh, to}, -1);
   return conversions_.emplace(std::move(key), std::move(plan)).first->second.get();
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -7,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "daemon/graph/tensor_layout.h"
+#include "daemon/placement/metadata_process.h"
 #include "daemon/placement/operator_template.h"
 #include "dtorch/v1/worker.pb.h"
 
@@ -28,7 +30,7 @@ struct PlannedOperator {
 ///   those that would); UNIMPLEMENTED: no placement rule and not all Replicate, or no metadata rule.
 class Planner {
  public:
-  explicit Planner(LayoutTable* layouts) : layouts_(layouts) {}
+  Planner(LayoutTable* layouts, MetadataSource metadata) : layouts_(layouts), metadata_(std::move(metadata)) {}
 
   absl::StatusOr<PlannedOperator*> plan(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs);
   /// A conversion of one tensor. `to` is normalised.
@@ -52,9 +54,10 @@ class Planner {
   absl::StatusOr<std::unique_ptr<PlannedOperator>> make(const OperatorTemplate& op,
                                                         absl::Span<const TensorLayout* const> inputs);
   std::unique_ptr<PlannedOperator> start(const PlacedMesh* mesh, std::size_t inputs, const std::string& name);
-  void addOutput(PlannedOperator* plan, std::uint32_t slot, TensorLayout layout);
+  void addOutput(PlannedOperator* plan, std::uint32_t slot, TensorLayout layout, int alias);
 
   LayoutTable* layouts_;
+  MetadataSource metadata_;
   PlanId nextId_ = 1;
   absl::flat_hash_map<Key, std::unique_ptr<PlannedOperator>> plans_;
   absl::flat_hash_map<RedistributeKey, std::unique_ptr<PlannedOperator>> conversions_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -100,7 +101,11 @@ ClientSession::Progress ClientSession::workOn(const v1::CommandBatch& batch) {
       held_ = true;
       progress = Progress::kHeld;
     }
-    if (progress == Progress::kDone && !run(batch.commands(cursor_))) progress = Progress::kWaiting;
+    try {
+      if (progress == Progress::kDone && !run(batch.commands(cursor_))) progress = Progress::kWaiting;
+    } catch (const std::exception& error) {  // nothing should throw; but no session may end the daemon
+      protocolError(absl::InternalError(absl::StrCat("command ", cursor_, " of a batch: ", error.what())));
+    }
     if (progress != Progress::kDone) break;
   }
   services_->executor->flush();

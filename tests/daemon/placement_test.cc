@@ -32,7 +32,10 @@ class Bench {
  private:
   PlacedMesh mesh_{*DeviceMesh::create(DeviceType::kCpu, {2}, {0, 1}), 1};
   LayoutTable layouts_;
-  Planner planner_{&layouts_};
+  Planner planner_{&layouts_, [](const std::string& op, const std::vector<Value>& arguments,
+                                 absl::Span<const TensorMeta* const> inputs) {
+                     return inferMeta(*findOperator(op), arguments, inputs);
+                   }};
   std::vector<std::unique_ptr<OperatorTemplate>> templates_;
 };
 

@@ -37,7 +37,10 @@ std::vector<TensorMeta> metaOf(const std::string& name, const Arguments& argumen
   const c10::OperatorHandle op = *findOperator(name);
   std::vector<const TensorMeta*> pointers;
   for (const TensorMeta& input : inputs) pointers.push_back(&input);
-  return *inferMeta(op, *bindArguments(op.schema(), arguments), pointers);
+  const std::vector<OutputMeta> outputs = *inferMeta(op, *bindArguments(op.schema(), arguments), pointers);
+  std::vector<TensorMeta> metas;
+  for (const OutputMeta& output : outputs) metas.push_back(output.meta);
+  return metas;
 }
 
 TensorMeta floats(Ints shape) { return *makeMeta(DType::kFloat32, std::move(shape)); }

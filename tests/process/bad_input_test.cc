@@ -141,6 +141,62 @@ TEST_CASE("wrong calls get a status, and everything goes on") {
   checkAlive(*daemon.connect());
 }
 
+TEST_CASE("arguments that LibTorch's Meta kernels do not survive are refused") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+  constexpr std::int64_t kHuge = std::int64_t{1} << 31;
+  constexpr std::int64_t kLeast = std::numeric_limits<std::int64_t>::min();
+  const Tensor four = session->call("aten::ones", {Sizes{1, 4, 2, 2}});
+  const auto refused = [&](const Tensor& tensor) {
+    const absl::Status error = errorOf(tensor);
+    INFO(error);
+    CHECK((absl::IsInvalidArgument(error) || absl::IsResourceExhausted(error) || absl::IsUnimplemented(error)));
+  };
+  refused(session->call("aten::native_channel_shuffle", {four, 0}));  // divides by it
+  checkAlive(*session);
+  refused(session->call("aten::_stack", {std::vector<Tensor>()}));                 // reads past the end
+  refused(session->callMany("aten::tensor_split.sections", {four, kHuge}, 2)[0]);  // makes as many results
+  refused(session->call("aten::empty_strided", {Sizes{2, 2}, Sizes{kLeast, 1}}));  // becomes a symbol
+  refused(session->call("aten::as_strided", {four, Sizes{2}, Sizes{kLeast + 1}}));
+  checkAlive(*session);
+  CHECK(daemon.status().health() == v1::HEALTH_HEALTHY);
+}
+
+TEST_CASE("what is a copy of the whole tensor is a copy on every rank") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+  const std::vector<float> values = {0, 1, 2, 3, 4, 5};
+  const Tensor x = session->put(HostView::of(values, {3, 2}), session->mesh(), {Placement::shard(0)});
+  // The last rank has one row: transposed, that part is contiguous already.
+  session->call("aten::mul_.Scalar", {session->call("aten::contiguous", {session->call("aten::t", {x})}), 10});
+  const auto value = x.get().wait(kDeadline);
+  REQUIRE(value.ok());
+  const auto kept = *value->values<float>();
+  CHECK(std::equal(kept.begin(), kept.end(), values.begin(), values.end()));
+}
+
+TEST_CASE("a Partial is added up in its own arithmetic, or its operator refused") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+  const auto summands = [&](auto first, auto second) {
+    const auto count = static_cast<std::int64_t>(first.size());
+    const std::vector<HostView> parts = {HostView::of(first, {count}), HostView::of(second, {count})};
+    return session->putShards(parts, {count}, session->mesh(), {Placement::partial()});
+  };
+  const Tensor halves = summands(std::vector<float>{0.5F, 0.6F, 0.7F}, std::vector<float>{0.5F, 0.6F, 0.8F});
+  const Tensor bytes = summands(std::vector<std::uint8_t>{200, 100}, std::vector<std::uint8_t>{100, 200});
+  for (const Tensor& tensor : {halves, bytes}) {
+    const absl::Status error = errorOf(session->call("aten::sum", {tensor}, {.named = {{"dtype", DType::kInt64}}}));
+    CHECK((absl::IsInvalidArgument(error) || absl::IsUnimplemented(error)));
+  }
+  CHECK_FALSE(errorOf(session->call("aten::mul.Scalar", {bytes, 0.5})).ok());
+  CHECK(*session->call("aten::sum", {halves}).get().wait(kDeadline)->item() == Approx(3.7));
+  const std::vector<std::uint8_t> wrapped = {44, 44};
+  const auto value = bytes.get().wait(kDeadline);
+  REQUIRE(value.ok());
+  CHECK(std::equal(wrapped.begin(), wrapped.end(), value->values<std::uint8_t>()->begin()));
+}
+
 TEST_CASE("values of every size cross both ways") {
   DaemonFixture daemon;
   const auto session = daemon.connect();

@@ -105,6 +105,22 @@ TEST_CASE("a session may end while other threads call, wait and release") {
   CHECK(sumOfOnes(*daemon.connect()) == 8.0);
 }
 
+TEST_CASE("a file in the place of a socket stays, and is named") {
+  const std::string name = GENERATE("frames.sock", "reports.sock", "supervisor.sock", "dtorchd.sock");
+  std::string folder = "/tmp/dtorch-test-file-XXXXXX";
+  REQUIRE(::mkdtemp(folder.data()) != nullptr);
+  const std::string path = folder + "/" + name;
+  std::ofstream(path) << "mine";
+  const ProgramResult result =
+      runProgram({binFolder() + "/dtorchd", "--runtime.dir", folder}, std::chrono::seconds(60));
+  CHECK(result.exitCode != 0);
+  CHECK(result.output.find(name) != std::string::npos);
+  std::string content;
+  std::ifstream(path) >> content;
+  CHECK(content == "mine");
+  std::filesystem::remove_all(folder);
+}
+
 TEST_CASE("the workers that are left drop what is released") {
   DaemonFixture daemon({.workers = 2, .flags = {"--heartbeat.interval", "100ms", "--heartbeat.silent_after", "10s"}});
   const auto session = daemon.connect();

@@ -16,6 +16,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "dtorch/v1/client.pb.h"
+#include "dtorch/v1/metadata.pb.h"
 #include "dtorch/v1/types.pb.h"
 #include "dtorch/v1/worker.pb.h"
 #include "tests/catch.h"
@@ -114,7 +115,8 @@ std::string golden(const Descriptor* type) {
 
 std::vector<const Descriptor*> messages() {
   std::vector<const Descriptor*> types;
-  for (const Descriptor* member : {v1::Value::descriptor(), v1::ClientMessage::descriptor(), v1::Frame::descriptor()}) {
+  for (const Descriptor* member : {v1::Value::descriptor(), v1::ClientMessage::descriptor(), v1::Frame::descriptor(),
+                                   v1::MetadataRequest::descriptor()}) {
     for (int i = 0; i < member->file()->message_type_count(); ++i) types.push_back(member->file()->message_type(i));
   }
   return types;

@@ -148,13 +148,12 @@ absl::StatusOr<Factors> partOfDimFactors(const RuleCall& call, absl::string_view
   return moving(call, from);
 }
 
-constexpr std::array<Rule, 23> kRules = {{
+constexpr std::array<Rule, 22> kRules = {{
     {"aten::clone", identityFactors, ""},
     {"aten::detach", identityFactors, ""},
     {"aten::alias", identityFactors, ""},
     {"aten::contiguous", identityFactors, ""},
     {"aten::t", transposeFactors, "first two"},
-    {"aten::numpy_T", transposeFactors, "first two"},
     {"aten::mT", transposeFactors, "last two"},
     {"aten::transpose.int", transposeFactors, "arguments"},
     {"aten::swapaxes", transposeFactors, "arguments"},

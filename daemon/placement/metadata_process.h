@@ -1,0 +1,55 @@
+#pragma once
+#include <sys/types.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "core/tensor_meta.h"
+#include "core/value.h"
+#include "daemon/rpc/file_descriptor.h"
+#include "dispatch/meta.h"
+
+namespace dtorch {
+
+/// Tells what an operator returns, as inferMeta() does.
+using MetadataSource = std::function<absl::StatusOr<std::vector<OutputMeta>>(
+    const std::string& op, const std::vector<Value>& arguments, absl::Span<const TensorMeta* const> inputs)>;
+
+/// Meta kernels in a process of their own. They are native code that takes whatever a client sends: some divide by an
+/// argument, some never end, some ask for all memory. What happens there costs the call, not the daemon.
+///
+/// Thread: one at a time. Owns: the process; it is started ahead of its first use and anew after it has ended.
+/// Errors: inferMeta()'s; INVALID_ARGUMENT: the process ended, or took more than a second of processor time.
+class MetadataProcess {
+ public:
+  MetadataProcess() { start().IgnoreError(); }  // the first use tries again, and tells
+  ~MetadataProcess() { stop(); }
+  MetadataProcess(const MetadataProcess&) = delete;
+  MetadataProcess& operator=(const MetadataProcess&) = delete;
+
+  absl::StatusOr<std::vector<OutputMeta>> infer(const std::string& op, const std::vector<Value>& arguments,
+                                                absl::Span<const TensorMeta* const> inputs);
+
+ private:
+  absl::Status start();
+  /// Ends the process; how it ended.
+  std::string stop();
+  /// Waits for `bytes` from the process. False: it ended, or takes too long.
+  bool receive(char* data, std::size_t bytes, double processorSecondsAtMost);
+  double processorSeconds() const;
+
+  pid_t pid_ = 0;
+  bool ready_ = false;  // it has loaded LibTorch
+  FileDescriptor socket_;
+};
+
+/// The argument by which dtorchd runs as the metadata process, with its socket as descriptor kMetadataFd.
+inline constexpr const char* kMetadataArgument = "--metadata-process";
+inline constexpr int kMetadataFd = 3;
+/// Answers until the daemon closes the socket.
+int serveMetadata();
+
+}  // namespace dtorch
