@@ -132,6 +132,25 @@ void inPlace(RankContext& context) {
 }
 const RankRole kInPlace("in place", inPlace);
 
+/// An uninitialised tensor of one session shows nothing of another one's, nor does a result that is grown in place.
+void sessions(RankContext& context) {
+  constexpr std::int64_t kCount = 50000;
+  for (int i = 0; i < 20; ++i) {
+    const TensorOwnerScope secret(7);
+    at::full({kCount}, 42.0F);
+  }
+  for (int i = 0; i < 20; ++i) {
+    const TensorOwnerScope other(8);
+    const at::Tensor fresh = at::empty({kCount});
+    context.check(sharedHeap()->locate(fresh.const_data_ptr(), 1).has_value(), "a tensor is not in shared memory");
+    context.check(fresh.ne(42).all().item<bool>(), "another session's values show");
+    at::Tensor grown = at::empty({0});
+    grown.resize_({kCount});
+    context.check(grown.ne(42).all().item<bool>(), "another session's values show in a resized tensor");
+  }
+}
+const RankRole kSessions("sessions", sessions);
+
 std::size_t residentPages() {
   std::ifstream statm("/proc/self/statm");
   std::size_t total = 0;
@@ -227,6 +246,10 @@ TEST_CASE("tensors are handed over by key", "[store]") {
 TEST_CASE("a tensor in shared memory crosses without a copy", "[store]") {
   expectRanks(Mode::kThreads, 2, "in place");
   expectRanks(Mode::kProcesses, 2, "in place", "shared");
+}
+
+TEST_CASE("memory passes between sessions zeroed", "[store]") {
+  expectRanks(Mode::kProcesses, 1, "sessions", "shared");
 }
 
 TEST_CASE("12,000 keys leave nothing behind", "[store]") {
