@@ -9,77 +9,21 @@
 
 #include "absl/strings/str_cat.h"
 #include "dispatch/dtype.h"
-#include "shm/futex.h"
 
 namespace dtorch {
-namespace {
-constexpr std::size_t kEntries = 256;
-constexpr std::size_t kMaxDims = 16;
-constexpr std::size_t kMaxKey = 96;
-constexpr std::size_t kMaxReason = 256;
-}  // namespace
-
-/// The source writes everything but what readers say at the end, and publishes it by `state`.
-struct TensorStore::Entry {
-  enum State : std::uint32_t { kFree = 0, kSet = 1 };
-  std::atomic<std::uint32_t> state;
-  std::atomic<std::uint32_t> finished;
-  std::atomic<std::uint64_t> generation;
-  /// The first reader that refuses the tensor sets it, then writes why, then finishes.
-  std::atomic<std::uint32_t> refused;
-  std::array<char, kMaxReason> reason;
-  std::uint32_t readers;
-  std::array<char, kMaxKey> key;
-  DType dtype;
-  std::int32_t dims;
-  std::array<std::int64_t, kMaxDims> shape;
-  std::array<std::int64_t, kMaxDims> strides;
-  bool empty;
-  BufferRef data;
-};
-
-struct TensorStore::Board {
-  /// Counts what happened that concerns its owner, who sleeps on it.
-  std::atomic<std::uint32_t> changes;
-  std::atomic<std::uint32_t> sleepers;
-  /// How many barriers its owner has come to.
-  std::atomic<std::uint32_t> barriers;
-  /// Its owner closed it.
-  std::atomic<std::uint32_t> left;
-  std::array<Entry, kEntries> entries;
-
-  /// seq_cst on both sides of both words: either the sleeper sees the change or this sees the sleeper.
-  void ring() {
-    changes.fetch_add(1, std::memory_order_seq_cst);
-    if (sleepers.load(std::memory_order_seq_cst) != 0) futexWakeAll(changes);
-  }
-  Entry* find(const std::string& wanted, std::uint64_t after) {
-    for (Entry& entry : entries) {
-      if (entry.state.load(std::memory_order_acquire) == Entry::kSet && wanted == entry.key.data() &&
-          entry.generation.load(std::memory_order_relaxed) > after) {
-        return &entry;
-      }
-    }
-    return nullptr;
-  }
-};
-
 TensorStore::TensorStore(Rank rank, Segment segment, const SharedHeap* heap)
-    : segment_(std::move(segment)),
-      board_(reinterpret_cast<Board*>(segment_.data())),
-      self_{rank, ::getpid(), segment_.ref()},
-      memory_(heap) {}
+    : segment_(std::move(segment)), board_(segment_.data()), self_{rank, ::getpid(), segment_.ref()}, memory_(heap) {}
 
 TensorStore::~TensorStore() {
   abort();
   const std::lock_guard lock(mutex_);
   for (auto& [key, source] : sources_) free(source);
-  board_->left.store(1, std::memory_order_release);
-  for (const auto& [rank, remote] : remotes_) remote->board->ring();
+  board_.left().store(1, std::memory_order_release);
+  for (const auto& [rank, remote] : remotes_) remote->board.ring();
 }
 
 absl::StatusOr<std::unique_ptr<TensorStore>> TensorStore::create(Rank rank, const SharedHeap* heap) {
-  auto segment = Segment::create("dtorch-store", sizeof(Board));
+  auto segment = Segment::create("dtorch-store", TensorBoard::bytes());
   if (!segment.ok()) return segment.status();
   return std::unique_ptr<TensorStore>(new TensorStore(rank, *std::move(segment), heap));
 }
@@ -97,9 +41,9 @@ absl::Status TensorStore::setPeers(const std::vector<Peer>& peers) {
       remote->watch = *std::move(watch);
     }
     auto segment = Segment::open(peer.board);
-    if (!segment.ok() || segment->size() != sizeof(Board)) return gone;
+    if (!segment.ok() || segment->size() != TensorBoard::bytes()) return gone;
     remote->segment = *std::move(segment);
-    remote->board = reinterpret_cast<Board*>(remote->segment.data());
+    remote->board = TensorBoard(remote->segment.data());
     remotes[peer.rank] = std::move(remote);
   }
   const std::lock_guard lock(mutex_);
@@ -109,10 +53,11 @@ absl::Status TensorStore::setPeers(const std::vector<Peer>& peers) {
 }
 
 absl::Status TensorStore::srcSet(const std::string& key, const at::Tensor& tensor, int readers) {
-  if (key.size() >= kMaxKey) return absl::InvalidArgumentError(absl::StrCat("key of ", key.size(), " bytes: ", key));
+  if (key.size() >= TensorBoard::kMaxKey)
+    return absl::InvalidArgumentError(absl::StrCat("key of ", key.size(), " bytes: ", key));
   if (readers < 1) return absl::InvalidArgumentError(absl::StrCat(readers, " readers for key ", key));
   if (!tensor.defined() || !tensor.is_cpu() || tensor.layout() != c10::kStrided ||
-      tensor.dim() > static_cast<std::int64_t>(kMaxDims)) {
+      tensor.dim() > static_cast<std::int64_t>(TensorBoard::kMaxDims)) {
     return absl::InvalidArgumentError(
         absl::StrCat("key ", key, " needs a strided CPU tensor of at most 16 dimensions"));
   }
@@ -120,12 +65,10 @@ absl::Status TensorStore::srcSet(const std::string& key, const at::Tensor& tenso
   if (!dtype.ok()) return dtype.status();
   const std::lock_guard lock(mutex_);
   if (sources_.contains(key)) return absl::AlreadyExistsError(absl::StrCat("key ", key, " is set"));
-  const auto free = std::find_if(board_->entries.begin(), board_->entries.end(), [](const Entry& e) {
-    return e.state.load(std::memory_order_relaxed) == Entry::kFree;
-  });
-  if (free == board_->entries.end()) return absl::ResourceExhaustedError(absl::StrCat(kEntries, " keys are set"));
+  const auto full = absl::ResourceExhaustedError(absl::StrCat(TensorBoard::kEntries, " keys are set"));
+  if (sources_.size() >= TensorBoard::kEntries) return full;
+  TensorBoard::Description what;
   Source source;
-  source.entry = &*free;
   try {
     source.tensor = tensor.detach().resolve_conj().resolve_neg();
     const bool remote =
@@ -139,39 +82,34 @@ absl::Status TensorStore::srcSet(const std::string& key, const at::Tensor& tenso
       }
       span *= source.tensor.element_size();
     }
-    free->empty = span == 0;
-    free->data = memory_.describe(static_cast<const std::byte*>(source.tensor.const_data_ptr()), span);
-    if (remote && !free->empty && !free->data.isShared()) {
+    what.empty = span == 0;
+    what.data = memory_.describe(static_cast<const std::byte*>(source.tensor.const_data_ptr()), span);
+    if (remote && !what.empty && !what.data.isShared()) {
       source.tensor = source.tensor.contiguous();
       auto copy = Segment::create("dtorch-tensor", source.tensor.nbytes());
       if (!copy.ok()) return copy.status();
       std::memcpy(copy->data(), source.tensor.const_data_ptr(), source.tensor.nbytes());
       source.copy = *std::move(copy);
-      free->data.segment = source.copy.ref();
-      free->data.offset = 0;
-      free->data.address = reinterpret_cast<std::uintptr_t>(source.copy.data());
+      what.data.segment = source.copy.ref();
+      what.data.offset = 0;
+      what.data.address = reinterpret_cast<std::uintptr_t>(source.copy.data());
     }
   } catch (const std::exception& e) {
     return absl::ResourceExhaustedError(absl::StrCat("setting key ", key, ": ", e.what()));
   }
-  free->key.fill('\0');
-  std::memcpy(free->key.data(), key.data(), key.size());
-  free->dtype = *dtype;
-  free->dims = static_cast<std::int32_t>(source.tensor.dim());
-  std::copy(source.tensor.sizes().begin(), source.tensor.sizes().end(), free->shape.begin());
-  std::copy(source.tensor.strides().begin(), source.tensor.strides().end(), free->strides.begin());
-  free->readers = static_cast<std::uint32_t>(readers);
-  free->finished.store(0, std::memory_order_relaxed);
-  free->refused.store(0, std::memory_order_relaxed);
-  free->generation.store(++generation_, std::memory_order_relaxed);
-  free->state.store(Entry::kSet, std::memory_order_release);
+  what.dtype = *dtype;
+  what.dims = static_cast<std::int32_t>(source.tensor.dim());
+  std::copy(source.tensor.sizes().begin(), source.tensor.sizes().end(), what.shape.begin());
+  std::copy(source.tensor.strides().begin(), source.tensor.strides().end(), what.strides.begin());
+  source.entry = board_.set(key, what, static_cast<std::uint32_t>(readers), ++generation_);
+  if (source.entry == nullptr) return full;
   sources_[key] = std::move(source);
-  for (const auto& [rank, remote] : remotes_) remote->board->ring();
+  for (const auto& [rank, remote] : remotes_) remote->board.ring();
   return absl::OkStatus();
 }
 
 absl::Status TensorStore::srcWaitUntilGetFinished(const std::string& key, Deadline deadline) {
-  Entry* entry = nullptr;
+  TensorBoard::Entry* entry = nullptr;
   {
     const std::lock_guard lock(mutex_);
     const auto it = sources_.find(key);
@@ -229,33 +167,33 @@ absl::StatusOr<std::optional<at::Tensor>> TensorStore::lookUp(Rank source, const
     }
     if (reading != readings_.end()) after = reading->second.generation;
   }
-  Entry* entry = from.board->find(key, after);
+  TensorBoard::Entry* entry = from.board.find(key, after);
   if (entry == nullptr) return std::optional<at::Tensor>();
   PeerMemory::Access access;
-  if (!entry->empty) {
-    auto opened = memory_.open(entry->data);
+  if (!entry->what.empty) {
+    auto opened = memory_.open(entry->what.data);
     if (!opened.ok()) {
       return absl::UnavailableError(
           absl::StrCat("memory of key ", key, " of rank ", source, ": ", opened.status().message()));
     }
     access = *std::move(opened);
   }
-  const auto dims = static_cast<std::size_t>(entry->dims);
+  const auto dims = static_cast<std::size_t>(entry->what.dims);
   at::Tensor view;
   try {
-    const at::TensorOptions options = at::TensorOptions().dtype(toTorch(entry->dtype));
+    const at::TensorOptions options = at::TensorOptions().dtype(toTorch(entry->what.dtype));
     view = at::from_blob(
-        access.data, c10::IntArrayRef(entry->shape.data(), dims), c10::IntArrayRef(entry->strides.data(), dims),
-        [memory = access.segment](void*) {}, options);
+        access.data, c10::IntArrayRef(entry->what.shape.data(), dims),
+        c10::IntArrayRef(entry->what.strides.data(), dims), [memory = access.segment](void*) {}, options);
   } catch (const std::exception& e) {
     return absl::InternalError(absl::StrCat("key ", key, " of rank ", source, ": ", e.what()));
   }
   const std::lock_guard lock(mutex_);
   // What was read is remembered only while its source keeps it set: keys may all be different.
-  if (readings_.size() >= kEntries) {
+  if (readings_.size() >= TensorBoard::kEntries) {
     std::erase_if(readings_, [](const auto& item) {
       const Reading& reading = item.second;
-      return !reading.open && (reading.entry->state.load(std::memory_order_acquire) == Entry::kFree ||
+      return !reading.open && (reading.entry->isSet.load(std::memory_order_acquire) == 0 ||
                                reading.entry->generation.load(std::memory_order_relaxed) != reading.generation);
     });
   }
@@ -272,18 +210,13 @@ absl::Status TensorStore::destFinishGet(Rank source, const std::string& key, con
     return absl::FailedPreconditionError(absl::StrCat("key ", key, " of rank ", source, " is not being read"));
   reading.open = false;
   reading.memory.reset();
-  Entry& entry = *reading.entry;
-  if (!verdict.ok() && entry.refused.exchange(1, std::memory_order_relaxed) == 0) {
-    const std::string reason = absl::StrCat("rank ", self_.rank, " refused key ", key, ": ", verdict.message());
-    entry.reason.fill('\0');
-    std::memcpy(entry.reason.data(), reason.data(), std::min(reason.size(), kMaxReason - 1));
-  }
-  const bool stale = entry.generation.load(std::memory_order_relaxed) != reading.generation;
-  if (stale || entry.finished.fetch_add(1, std::memory_order_acq_rel) >= entry.readers) {
+  const std::string refusal =
+      verdict.ok() ? "" : absl::StrCat("rank ", self_.rank, " refused key ", key, ": ", verdict.message());
+  if (!TensorBoard::finish(*reading.entry, reading.generation, refusal)) {
     return absl::FailedPreconditionError(
         absl::StrCat("more readers finished key ", key, " than rank ", source, " announced"));
   }
-  (*from)->board->ring();
+  (*from)->board.ring();
   return absl::OkStatus();
 }
 
@@ -302,7 +235,7 @@ absl::StatusOr<at::Tensor> TensorStore::destGetAndToDevice(Rank source, const st
 }
 
 void TensorStore::free(Source& source) {
-  source.entry->state.store(Entry::kFree, std::memory_order_release);
+  TensorBoard::free(*source.entry);
   source.tensor.reset();
 }
 
@@ -313,14 +246,14 @@ absl::Status TensorStore::barrier(Deadline deadline) {
     const std::lock_guard lock(mutex_);
     remotes = remotes_;
     mine = ++barriers_;
-    board_->barriers.store(mine, std::memory_order_release);
-    for (const auto& [rank, remote] : remotes_) remote->board->ring();
+    board_.barriers().store(mine, std::memory_order_release);
+    for (const auto& [rank, remote] : remotes_) remote->board.ring();
   }
   for (const auto& [rank, remote] : remotes) {
     for (;;) {
       const std::uint32_t seen = changes();
       const absl::Status death = absenceOf(rank, *remote);
-      const std::uint32_t theirs = remote->board->barriers.load(std::memory_order_acquire);
+      const std::uint32_t theirs = remote->board.barriers().load(std::memory_order_acquire);
       if (static_cast<std::int32_t>(theirs - mine) >= 0) break;
       if (!death.ok()) return death;
       if (absl::Status over = pause(seen, deadline, absl::StrCat("rank ", rank, " at a barrier")); !over.ok())
@@ -346,16 +279,11 @@ void TensorStore::abort() {
   ring();
 }
 
-std::uint32_t TensorStore::changes() const { return board_->changes.load(std::memory_order_seq_cst); }
+std::uint32_t TensorStore::changes() const { return board_.changes(); }
 
-void TensorStore::awaitChange(std::uint32_t seen, Deadline deadline) const {
-  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - std::chrono::steady_clock::now());
-  board_->sleepers.fetch_add(1, std::memory_order_seq_cst);
-  if (board_->changes.load(std::memory_order_seq_cst) == seen) futexWait(board_->changes, seen, left);
-  board_->sleepers.fetch_sub(1, std::memory_order_relaxed);
-}
+void TensorStore::awaitChange(std::uint32_t seen, Deadline deadline) const { board_.awaitChange(seen, deadline); }
 
-void TensorStore::ring() { board_->ring(); }
+void TensorStore::ring() { board_.ring(); }
 
 absl::StatusOr<std::shared_ptr<TensorStore::Remote>> TensorStore::remote(Rank rank) const {
   const std::lock_guard lock(mutex_);
@@ -370,7 +298,7 @@ absl::Status TensorStore::deathOf(Rank rank, const Remote& remote) {
 }
 
 absl::Status TensorStore::absenceOf(Rank rank, const Remote& remote) {
-  if (remote.board->left.load(std::memory_order_acquire) == 0) return deathOf(rank, remote);
+  if (remote.board.left().load(std::memory_order_acquire) == 0) return deathOf(rank, remote);
   return absl::UnavailableError(absl::StrCat("rank ", rank, " left"));
 }
 

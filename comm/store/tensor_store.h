@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "comm/exchange/peer_memory.h"
+#include "comm/exchange/tensor_board.h"
 #include "core/ids.h"
 #include "shm/process_watch.h"
 #include "shm/segment.h"
@@ -86,15 +87,13 @@ class TensorStore {
   absl::Status findDead() const;
 
  private:
-  struct Entry;
-  struct Board;
   struct Source {
-    Entry* entry = nullptr;
+    TensorBoard::Entry* entry = nullptr;
     at::Tensor tensor;  // kept until all have read it
     Segment copy;       // in place of a tensor that is not in shared memory
   };
   struct Reading {
-    Entry* entry = nullptr;
+    TensorBoard::Entry* entry = nullptr;
     std::uint64_t generation = 0;
     bool open = false;
     std::shared_ptr<Segment> memory;
@@ -103,7 +102,7 @@ class TensorStore {
     std::int64_t pid = 0;
     Segment segment;
     ProcessWatch watch;
-    Board* board = nullptr;
+    TensorBoard board{nullptr};
   };
   using ReadingKey = std::pair<Rank, std::string>;
 
@@ -119,7 +118,7 @@ class TensorStore {
   void free(Source& source);
 
   Segment segment_;
-  Board* board_;
+  const TensorBoard board_;
   const Peer self_;
   PeerMemory memory_;
   std::atomic<bool> aborted_ = false;

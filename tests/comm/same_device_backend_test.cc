@@ -376,6 +376,8 @@ void sendsAndReceives(RankContext& context) {
   backend->setTimeout(std::chrono::milliseconds(50));
   context.check(absl::StrContains(errorOf(backend->recv(fits, left, 99)), "DEADLINE_EXCEEDED"),
                 "a receive without a send");
+  backend->setTimeout(std::chrono::seconds(20));
+  context.check(errorOf(backend->barrier({})).empty(), "barrier");  // nobody leaves before
 }
 const RankRole kSendsAndReceives("sends and receives", sendsAndReceives);
 
@@ -402,13 +404,19 @@ void lostPeer(RankContext& context) {
 }
 const RankRole kLostPeer("lost peer", lostPeer);
 
+/// Rank 0 aborts; rank 1, which waits for it, sees that it leaves.
 void abortedBackend(RankContext& context) {
   const auto backend = openBackend(context);
   Tensors tensor = {at::ones({10})};
-  const auto waiting = backend->recv(tensor, (context.rank + 1) % context.size, 0);
+  const auto waiting = backend->recv(tensor, 1 - context.rank, 0);
   context.check(!waiting->isCompleted(), "a receive without a send is done");
+  context.check(errorOf(backend->barrier({})).empty(), "barrier");
+  if (context.rank == 1) {
+    context.check(absl::StrContains(errorOf(waiting), "rank 0 left"), errorOf(waiting));
+    return;
+  }
   backend->abort();
-  context.check(absl::StrContains(errorOf(waiting), "ABORTED"), "a receive after abort()");
+  context.check(absl::StrContains(errorOf(waiting), "ABORTED"), errorOf(waiting));
   context.check(!errorOf(backend->barrier({})).empty(), "a barrier after abort()");
 }
 const RankRole kAbortedBackend("aborted backend", abortedBackend);
