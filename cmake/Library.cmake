@@ -23,6 +23,17 @@ function(dtorch_executable name)
   endif()
 endfunction()
 
+# dtorch_shared_library(NAME SOURCES ... LINK targets...): lib<NAME>.so beside the programs. It exports what its own
+#   sources do, and nothing of the libraries in it.
+function(dtorch_shared_library name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
+  add_library(${name} SHARED ${arg_SOURCES})
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})
+  target_link_libraries(${name} PRIVATE ${arg_LINK} dtorch::warnings)
+  target_link_options(${name} PRIVATE -Wl,--exclude-libs,ALL)
+  set_target_properties(${name} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_RUNTIME_OUTPUT_DIRECTORY})
+endfunction()
+
 set(DTORCH_TEST_LABELS unit conformance process gpu soak nightly)
 # All tests that may run under the thread sanitizer: `cmake --build --preset tsan --target tsan_tests`, `ctest -L tsan`.
 add_custom_target(tsan_tests)
@@ -55,11 +66,20 @@ function(dtorch_test name label)
   dtorch_test_properties(${name} "${labels}" "${arg_TIMEOUT}" "${arg_SERIAL}")
 endfunction()
 
-# dtorch_python_test(NAME LABEL SCRIPT file [ARGS ...] [TIMEOUT seconds] [SERIAL]): a script that needs only Python's
-#   standard library. Exit code 0 is a pass, 77 a skip (with a line "SKIP: reason").
+# dtorch_python_test(NAME LABEL SCRIPT file [ARGS ...] [TIMEOUT seconds] [SERIAL] [TORCH]): a script that needs only
+#   Python's standard library; TORCH: also NumPy and PyTorch, and finds the package dtorch (not with sanitizers, which a
+#   plain Python cannot load). Exit code 0 is a pass, 77 a skip (with a line "SKIP: reason").
 function(dtorch_python_test name label)
-  cmake_parse_arguments(arg "SERIAL" "TIMEOUT;SCRIPT" "ARGS" ${ARGN})
-  add_test(NAME ${name} COMMAND ${PYTHON3} ${CMAKE_CURRENT_SOURCE_DIR}/${arg_SCRIPT} ${arg_ARGS})
+  cmake_parse_arguments(arg "SERIAL;TORCH" "TIMEOUT;SCRIPT" "ARGS" ${ARGN})
+  set(python ${PYTHON3})
+  if(arg_TORCH)
+    if(DTORCH_SANITIZE)
+      return()
+    endif()
+    set(python ${CMAKE_COMMAND} -E env PYTHONPATH=${CMAKE_SOURCE_DIR}/client/python
+      DTORCH_LIBRARY_PATH=${CMAKE_RUNTIME_OUTPUT_DIRECTORY} ${DTORCH_TORCH_PYTHON})
+  endif()
+  add_test(NAME ${name} COMMAND ${python} ${CMAKE_CURRENT_SOURCE_DIR}/${arg_SCRIPT} ${arg_ARGS})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
   dtorch_test_properties(${name} "${label}" "${arg_TIMEOUT}" "${arg_SERIAL}")
 endfunction()

@@ -1,6 +1,5 @@
 #pragma once
 #include <cstdint>
-#include <source_location>
 #include <string>
 
 namespace dtorch {
@@ -10,7 +9,6 @@ struct CallSite {
   std::string file;
   std::uint32_t line = 0;
 
-  static CallSite of(const std::source_location& where) { return {where.file_name(), where.line()}; }
   /// "train.cc:41"; empty when unknown.
   std::string toString() const;
   friend bool operator==(const CallSite&, const CallSite&) = default;

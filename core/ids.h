@@ -12,7 +12,7 @@ using FutureId = std::uint64_t;
 using SessionId = std::uint64_t;
 /// An ordered set of ranks that can run collectives together; also names the ZeroMQ topic of those ranks.
 using GroupId = std::uint64_t;
-using PlanId = std::uint32_t;
+using PlanId = std::uint64_t;
 /// Position of an operator in the daemon's one total order.
 using OperatorNumber = std::uint64_t;
 using Rank = std::int32_t;

@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
-#include "daemon/metrics/resident.h"
+#include "core/resident_memory.h"
 #include "proto/version.h"
 
 namespace dtorch {
@@ -21,8 +21,8 @@ namespace {
 
 // The loop goes round at least this often, so that the watchdog sees it alive.
 constexpr std::chrono::milliseconds kTurn{500};
-// Plans remembered, here and by the workers: a program that calls with ever new scalars makes a plan a call.
-constexpr std::size_t kMaxPlans = 1u << 15;
+// Gives another thread time to take the mutex.
+constexpr std::chrono::microseconds kBreather{200};
 
 std::int64_t nowMs() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -148,7 +148,9 @@ v1::Health Controller::healthLocked() const {
 v1::StatusReply Controller::status() {
   const std::vector<WorkerSnapshot> workers = supervisor_->snapshot();
   v1::StatusReply reply;
+  ++waitingForStatus_;
   absl::MutexLock lock(&mutex_);
+  --waitingForStatus_;
   reply.set_protocol(kProtocolVersion);
   reply.set_version(kDtorchVersion);
   v1::Health health = healthLocked();
@@ -169,6 +171,7 @@ v1::StatusReply Controller::status() {
     out->set_detail(worker.detail);
     if (const auto it = lost_.find(worker.rank); it != lost_.end()) {
       out->set_state("dead");
+      out->set_queued(0);
       out->set_detail(std::string(it->second.message()));
     }
     if (health == v1::HEALTH_HEALTHY && worker.state != WorkerState::kReady) health = v1::HEALTH_DEGRADED;
@@ -197,6 +200,8 @@ void Controller::loop() {
   while (!stopping_) {
     poll(polled.data(), polled.size(), static_cast<int>(kTurn.count()));
     lastTurn_ = nowMs();
+    // The mutex is not fair: who waits for it would not get it between two turns.
+    if (waitingForStatus_ > 0) std::this_thread::sleep_for(kBreather);
     absl::MutexLock lock(&mutex_);
     if (polled[0].revents != 0) executor_->handleReports();
     if (polled[1].revents != 0) executor_->handleSubscriptions();
@@ -217,6 +222,7 @@ void Controller::workOnLoop() {
     absl::MutexLock queueLock(&queueMutex_);
     events_.swap(queue_);
   }
+  if (std::exchange(turnOver_, false)) resume_ = true;
   for (Event& event : events_) handleOnLoop(std::move(event));
   events_.clear();
   for (;;) {
@@ -227,29 +233,30 @@ void Controller::workOnLoop() {
     published_ = executor_->framesPublished();
     executor_->handleSubscriptions();
   }
+  if (turnOver_) eventfd_write(wakeFd_, 1);
 }
 
 void Controller::handleOnLoop(Event event) {
-  const auto find = [this](SessionId id) -> Session* {
+  const auto find = [this](SessionId id) -> ClientSession* {
     const auto it = sessions_.find(id);
     return it == sessions_.end() ? nullptr : it->second.get();
   };
   std::visit(Overloaded{[&](Opened& opened) {
                           sessions_[opened.session] =
-                              std::make_unique<Session>(opened.session, std::move(opened.channel), &services_);
+                              std::make_unique<ClientSession>(opened.session, std::move(opened.channel), &services_);
                         },
                         [&](Requested& requested) {
-                          Session* session = find(requested.session);
+                          ClientSession* session = find(requested.session);
                           if (session == nullptr) return;
                           session->accept(std::move(requested.request));
                           serveOnLoop(session);
                         },
                         [&](Drained& drained) {
                           futures_->continueTransfers(drained.session);
-                          if (Session* session = find(drained.session)) session->drained();
+                          if (ClientSession* session = find(drained.session)) session->drained();
                         },
                         [&](Closed& closed) {
-                          Session* session = find(closed.session);
+                          ClientSession* session = find(closed.session);
                           if (session == nullptr) return;
                           unobservedOfClosed_ += session->unobservedFailures();
                           session->close();
@@ -262,9 +269,13 @@ void Controller::handleOnLoop(Event event) {
              event);
 }
 
-void Controller::serveOnLoop(Session* session) {
+void Controller::serveOnLoop(ClientSession* session) {
   // Before the workers hear the daemon nothing can be sent to them; and a session's requests keep their order.
-  if (!ready_ || !session->work()) waiting_.push_back(session->id());
+  using Progress = ClientSession::Progress;
+  const Progress progress = ready_ ? session->work() : Progress::kWaiting;
+  if (progress == Progress::kDone) return;
+  waiting_.push_back(session->id());
+  if (progress == Progress::kTurnOver) turnOver_ = true;
 }
 
 void Controller::resumeWaitingOnLoop() {
@@ -280,10 +291,16 @@ void Controller::resumeWaitingOnLoop() {
 }
 
 void Controller::boundCachesOnLoop() {
-  if (planner_.size() < kMaxPlans) return;
+  if (std::max({planner_.size(), layouts_.size(), services_.templates.size()}) < cacheLimit_) return;
   executor_->forgetPlans(planner_.forget());
-  // Templates that only this table knows; plans are found by a template's address, so both go together.
+  // Templates that only this table knows, and layouts that no tensor has. Plans hold their addresses, so all go
+  // together.
   absl::erase_if(services_.templates, [](const auto& entry) { return entry.second.use_count() == 1; });
+  absl::flat_hash_set<const TensorLayout*> used;
+  for (const auto& [id, session] : sessions_) session->addLayouts(used);
+  layouts_.retain(used);
+  // At most half full of what must stay: the next time is not soon.
+  cacheLimit_ = std::max(kMinCached, 2 * (layouts_.size() + services_.templates.size()));
 }
 
 void Controller::workerLostOnLoop(Rank rank, const absl::Status& why) {

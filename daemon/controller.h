@@ -14,8 +14,8 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "daemon/executor/executor.h"
-#include "daemon/rpc/session_channel.h"
-#include "daemon/session/session.h"
+#include "daemon/session/client_session.h"
+#include "daemon/session/session_channel.h"
 #include "daemon/supervisor/supervisor.h"
 
 namespace dtorch {
@@ -26,12 +26,11 @@ struct ControllerOptions {
 };
 
 /// The daemon's heart: sessions, plans and sockets under one mutex, so that all operators have one total order. A loop
-/// takes the workers' reports and the events that gRPC's threads, the supervisor and the main thread leave in its queue;
-/// a thread that brings a client's request does the loop's work itself if the loop rests.
+/// takes the workers' reports and the events that gRPC's threads, the supervisor and the main thread leave in its
+/// queue; a thread that brings a client's request does the loop's work itself if the loop rests.
 ///
-/// Thread: the public methods are safe; everything named OnLoop runs with mutex_ held, on the loop's thread or that of a
-/// request.
-/// Owns: the loop's thread.
+/// Thread: the public methods are safe; everything named OnLoop runs with mutex_ held, on the loop's thread or that of
+/// a request. Owns: the loop's thread.
 class Controller : public SessionListener, private ExecutorListener {
  public:
   /// `supervisor` must outlive the controller.
@@ -84,7 +83,7 @@ class Controller : public SessionListener, private ExecutorListener {
   /// Deals with what is in the queue, and publishes what came of it.
   void workOnLoop();
   void handleOnLoop(Event event);
-  void serveOnLoop(Session* session);
+  void serveOnLoop(ClientSession* session);
   void resumeWaitingOnLoop();
   void boundCachesOnLoop();
   void workerLostOnLoop(Rank rank, const absl::Status& why);
@@ -105,6 +104,7 @@ class Controller : public SessionListener, private ExecutorListener {
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   std::atomic<std::int64_t> lastTurn_{0};
   std::atomic<bool> stopping_{false};
+  std::atomic<int> waitingForStatus_{0};
   std::atomic<SessionId> nextSession_{1};
   int wakeFd_ = -1;
 
@@ -113,16 +113,21 @@ class Controller : public SessionListener, private ExecutorListener {
 
   /// Held by who does the loop's work, and by status(): guards all that is below.
   mutable absl::Mutex mutex_;
-  std::vector<Event> events_;     // being dealt with
+  std::vector<Event> events_;    // being dealt with
   std::uint64_t published_ = 0;  // frames, when the subscriptions were last looked at
   LayoutTable layouts_;
   Planner planner_{&layouts_};
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<FutureTable> futures_;
   SessionServices services_;
-  absl::flat_hash_map<SessionId, std::unique_ptr<Session>> sessions_;
+  absl::flat_hash_map<SessionId, std::unique_ptr<ClientSession>> sessions_;
   std::deque<SessionId> waiting_;  // have a request whose group is not usable, in order of arrival
-  bool resume_ = false;
+  bool resume_ = false;            // they may go on
+  bool turnOver_ = false;          // one of them has had its turn, and goes on with the next
+  /// How many plans, templates and layouts are remembered, of the plans by the workers too: a program that calls with
+  /// ever new scalars or shapes makes one a call. What is not in use is dropped then.
+  static constexpr std::size_t kMinCached = 1u << 15;
+  std::size_t cacheLimit_ = kMinCached;
   absl::flat_hash_map<Rank, v1::WorkerHello> connected_;
   absl::flat_hash_map<Rank, absl::Status> lost_;
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;

@@ -44,6 +44,21 @@ std::size_t availableMemory() {
 }  // namespace
 
 absl::StatusOr<Segment> Segment::create(const std::string& label, std::size_t bytes) {
+  return make(label, bytes, true);
+}
+
+absl::StatusOr<Segment> Segment::reserve(const std::string& label, std::size_t bytes) {
+  return make(label, bytes, false);
+}
+
+absl::Status Segment::commit(std::size_t offset, std::size_t bytes) {
+  const int error = ::posix_fallocate(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  if (error == 0) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no memory for bytes ", offset, " to ", offset + bytes, " of a segment: ", std::strerror(error)));
+}
+
+absl::StatusOr<Segment> Segment::make(const std::string& label, std::size_t bytes, bool committed) {
   if (bytes == 0) return absl::InvalidArgumentError(absl::StrCat("segment ", label, " would have no bytes"));
   if (bytes >= kCheckedBytes && bytes > availableMemory()) {
     return absl::ResourceExhaustedError(
@@ -53,7 +68,8 @@ absl::StatusOr<Segment> Segment::create(const std::string& label, std::size_t by
   if (fd < 0) return absl::ResourceExhaustedError(absl::StrCat("memfd_create: ", std::strerror(errno)));
   Segment segment;
   segment.fd_ = fd;
-  const int error = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  const auto size = static_cast<off_t>(bytes);
+  const int error = committed ? ::posix_fallocate(fd, 0, size) : ::ftruncate(fd, size) != 0 ? errno : 0;
   if (error != 0) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no memory for segment ", label, " of ", bytes, " bytes: ", std::strerror(error)));
@@ -61,7 +77,8 @@ absl::StatusOr<Segment> Segment::create(const std::string& label, std::size_t by
   if (::fcntl(fd, F_ADD_SEALS, kSeals) != 0) {
     return absl::InternalError(absl::StrCat("cannot seal segment ", label, ": ", std::strerror(errno)));
   }
-  if (absl::Status mapped = map(segment, fd, false); !mapped.ok()) return mapped;
+  const Mapping mapping = committed ? Mapping::kPopulated : Mapping::kOnTouch;
+  if (absl::Status mapped = map(segment, fd, mapping); !mapped.ok()) return mapped;
   segment.ref_.pid = ::getpid();
   segment.ref_.fd = fd;
   return segment;
@@ -77,7 +94,7 @@ absl::StatusOr<Segment> Segment::open(const SegmentRef& ref) {
     return absl::NotFoundError(absl::StrCat(path, " is no longer the segment of inode ", ref.inode));
   }
   Segment segment;
-  if (absl::Status mapped = map(segment, fd, false); !mapped.ok()) return mapped;
+  if (absl::Status mapped = map(segment, fd, Mapping::kPopulated); !mapped.ok()) return mapped;
   segment.ref_ = ref;
   return segment;
 }
@@ -85,28 +102,28 @@ absl::StatusOr<Segment> Segment::open(const SegmentRef& ref) {
 absl::StatusOr<Segment> Segment::adoptPrivately(int fd) {
   Segment segment;
   segment.fd_ = fd;
-  if (absl::Status mapped = map(segment, fd, true); !mapped.ok()) return mapped;
+  if (absl::Status mapped = map(segment, fd, Mapping::kPrivate); !mapped.ok()) return mapped;
   segment.ref_.pid = ::getpid();
   segment.ref_.fd = fd;
   return segment;
 }
 
-absl::Status Segment::map(Segment& segment, int fd, bool privately) {
+absl::Status Segment::map(Segment& segment, int fd, Mapping mapping) {
   struct stat info {};
   // The seals show that nobody can shrink what is mapped here.
   if (::fstat(fd, &info) != 0 || ::fcntl(fd, F_GET_SEALS) != kSeals) {
     return absl::InvalidArgumentError(absl::StrCat("descriptor ", fd, " is not a sealed segment"));
   }
   const auto bytes = static_cast<std::size_t>(info.st_size);
-  const auto mode = privately ? boost::interprocess::copy_on_write : boost::interprocess::read_write;
+  const auto mode = mapping == Mapping::kPrivate ? boost::interprocess::copy_on_write : boost::interprocess::read_write;
   try {
-    segment.region_ =
-        boost::interprocess::mapped_region(OpenDescriptor{fd}, mode, 0, bytes, nullptr, privately ? 0 : MAP_POPULATE);
+    segment.region_ = boost::interprocess::mapped_region(OpenDescriptor{fd}, mode, 0, bytes, nullptr,
+                                                         mapping == Mapping::kPopulated ? MAP_POPULATE : 0);
   } catch (const boost::interprocess::interprocess_exception& e) {
     return absl::ResourceExhaustedError(absl::StrCat("cannot map a segment of ", bytes, " bytes: ", e.what()));
   }
   // MAP_POPULATE would copy each page of a private mapping. Best effort: without it, pages come when they are read.
-  if (privately) ::madvise(segment.data(), bytes, MADV_POPULATE_READ);
+  if (mapping == Mapping::kPrivate) ::madvise(segment.data(), bytes, MADV_POPULATE_READ);
   segment.ref_.inode = info.st_ino;
   segment.ref_.bytes = bytes;
   return absl::OkStatus();

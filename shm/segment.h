@@ -28,6 +28,9 @@ class Segment {
   /// A zero-filled segment, mapped read-write. `label` shows in /proc/<pid>/maps. RESOURCE_EXHAUSTED: no memory.
   /// INVALID_ARGUMENT: no bytes.
   static absl::StatusOr<Segment> create(const std::string& label, std::size_t bytes);
+  /// As create(), but its memory is taken by commit(), part by part, and must not be touched before.
+  static absl::StatusOr<Segment> reserve(const std::string& label, std::size_t bytes);
+  absl::Status commit(std::size_t offset, std::size_t bytes);
   /// Maps another process's segment (or this process's own). NOT_FOUND: its owner is gone, or closed it.
   static absl::StatusOr<Segment> open(const SegmentRef& ref);
   /// Takes over a descriptor of a segment, of this or another process, and maps it privately: what is written through
@@ -44,7 +47,10 @@ class Segment {
   const SegmentRef& ref() const { return ref_; }
 
  private:
-  static absl::Status map(Segment& segment, int fd, bool privately);
+  /// With its pages in place, as they are touched, or for this process alone.
+  enum class Mapping { kPopulated, kOnTouch, kPrivate };
+  static absl::StatusOr<Segment> make(const std::string& label, std::size_t bytes, bool committed);
+  static absl::Status map(Segment& segment, int fd, Mapping mapping);
 
   int fd_ = -1;
   SegmentRef ref_;

@@ -29,7 +29,7 @@ at::Tensor viewOf(absl::Span<const std::byte> bytes, const std::vector<std::int6
   return at::from_blob(const_cast<std::byte*>(bytes.data()), shape, options);
 }
 
-absl::StatusOr<at::Tensor> ownPart(const HostTensor& host, absl::Span<const std::byte> bytes, const DeviceMesh& mesh,
+absl::StatusOr<at::Tensor> ownPart(const HostLayout& host, absl::Span<const std::byte> bytes, const DeviceMesh& mesh,
                                    const std::vector<std::int64_t>& coordinate) {
   if (static_cast<std::int64_t>(host.partShapes.size()) != mesh.size()) {
     return absl::InvalidArgumentError(
@@ -60,7 +60,7 @@ absl::StatusOr<at::Tensor> ownPart(const HostTensor& host, absl::Span<const std:
       .clone(at::MemoryFormat::Contiguous);
 }
 
-absl::StatusOr<at::Tensor> partOfWhole(const HostTensor& host, absl::Span<const std::byte> bytes,
+absl::StatusOr<at::Tensor> partOfWhole(const HostLayout& host, absl::Span<const std::byte> bytes,
                                        const DeviceMesh& mesh, const std::vector<std::int64_t>& coordinate) {
   if (absl::Status status = checkBytes(host.meta.bytes(), bytes.size()); !status.ok()) return status;
   at::Tensor view = viewOf(bytes, host.meta.shape, host.meta.dtype);
@@ -82,7 +82,7 @@ absl::StatusOr<at::Tensor> partOfWhole(const HostTensor& host, absl::Span<const 
 
 }  // namespace
 
-absl::StatusOr<at::Tensor> localPart(const HostTensor& host, absl::Span<const std::byte> bytes, const DeviceMesh& mesh,
+absl::StatusOr<at::Tensor> localPart(const HostLayout& host, absl::Span<const std::byte> bytes, const DeviceMesh& mesh,
                                      const std::vector<std::int64_t>& coordinate) {
   try {
     return host.parts ? ownPart(host, bytes, mesh, coordinate) : partOfWhole(host, bytes, mesh, coordinate);

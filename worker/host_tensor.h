@@ -15,7 +15,7 @@
 namespace dtorch {
 
 /// What an upload brings: row-major host bytes, either of the whole tensor or of the parts of all ranks in mesh order.
-struct HostTensor {
+struct HostLayout {
   TensorMeta meta;  // global
   Placements placements;
   bool parts = false;
@@ -25,7 +25,7 @@ struct HostTensor {
 /// Copies the part that lies at `coordinate` out of `bytes`, in one pass. A Partial placement of a whole tensor gives
 /// it to the first coordinate of that mesh dimension and the neutral element to the others; to all, for the average.
 /// INVALID_ARGUMENT: bytes, parts or shapes do not fit together.
-absl::StatusOr<at::Tensor> localPart(const HostTensor& host, absl::Span<const std::byte> bytes, const DeviceMesh& mesh,
+absl::StatusOr<at::Tensor> localPart(const HostLayout& host, absl::Span<const std::byte> bytes, const DeviceMesh& mesh,
                                      const std::vector<std::int64_t>& coordinate);
 
 /// Copies `tensor`, row-major, to `out`, which has room for its bytes.

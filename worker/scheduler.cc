@@ -7,8 +7,8 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "proto/codec.h"
+#include "proto/segment_codec.h"
 #include "worker/kernel_runner.h"
-#include "worker/segment_codec.h"
 #include "worker/transfer.h"
 
 namespace dtorch {

@@ -8,12 +8,11 @@
 #include "dispatch/dtype.h"
 #include "dispatch/prepared_call.h"
 #include "proto/codec.h"
-#include "worker/segment_codec.h"
+#include "proto/limits.h"
+#include "proto/segment_codec.h"
 
 namespace dtorch {
-namespace {
-constexpr std::size_t kInlineBytes = 64 << 10;
-}  // namespace
+namespace {}  // namespace
 
 absl::StatusOr<UploadTask> UploadTask::create(v1::Upload& wire, DeviceMesh mesh, std::vector<std::int64_t> coordinate) {
   UploadTask task(std::move(mesh), std::move(coordinate));

@@ -26,7 +26,7 @@ class UploadTask {
       : mesh_(std::move(mesh)), coordinate_(std::move(coordinate)) {}
   DeviceMesh mesh_;
   std::vector<std::int64_t> coordinate_;
-  HostTensor host_;
+  HostLayout host_;
   std::string inlineBytes_;
   SegmentRef segment_;
   bool inSegment_ = false;

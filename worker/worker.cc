@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <thread>
 #include <utility>
 #include <zmq.hpp>
@@ -17,7 +16,9 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "comm/group/thread_group_manager.h"
+#include "core/resident_memory.h"
 #include "proto/codec.h"
+#include "proto/segment_codec.h"
 #include "proto/version.h"
 #include "worker/heartbeat.h"
 #include "worker/kernel_runner.h"
@@ -25,23 +26,10 @@
 #include "worker/progress.h"
 #include "worker/reporter.h"
 #include "worker/scheduler.h"
-#include "worker/segment_codec.h"
 #include "worker/stop_request.h"
 #include "worker/value_segments.h"
 
 namespace dtorch {
-namespace {
-
-std::int64_t residentBytes() {
-  std::ifstream statm("/proc/self/statm");
-  std::int64_t pages = 0;
-  std::int64_t resident = 0;
-  statm >> pages >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
-}
-
-}  // namespace
-
 class Worker::Impl {
  public:
   Impl(const WorkerOptions& options, std::unique_ptr<ThreadGroupManager> groups, zmq::context_t* context)

@@ -1,12 +1,14 @@
 #include "client/cpp/address.h"
 
 #include <grpcpp/grpcpp.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 namespace dtorch {
 namespace {
@@ -37,6 +39,14 @@ std::string grpcAddress(const std::string& address) {
   const std::size_t slash = address.find('/');
   const bool path = slash != std::string::npos && address.find(':') > slash;
   return path ? absl::StrCat("unix:", address) : address;
+}
+
+absl::Status checkAddress(const std::string& address) {
+  constexpr std::size_t kMaxSocketPath = sizeof(sockaddr_un::sun_path) - 1;
+  absl::string_view path = address;
+  if (!absl::ConsumePrefix(&path, "unix:") || path.size() <= kMaxSocketPath) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the socket's path has ", path.size(), " bytes, the system allows ", kMaxSocketPath, ": ", path));
 }
 
 std::shared_ptr<grpc::Channel> makeChannel(const std::string& address) {

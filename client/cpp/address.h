@@ -3,6 +3,8 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
+
 namespace grpc {
 class Channel;
 }
@@ -14,6 +16,9 @@ namespace dtorch {
 std::string defaultAddress();
 /// gRPC's form of an address: "unix:PATH" for a path, anything else ("host:port", "unix:...") as it is.
 std::string grpcAddress(const std::string& address);
+
+/// INVALID_ARGUMENT: the path of a Unix socket is longer than the system allows (gRPC would only print so).
+absl::Status checkAddress(const std::string& address);
 
 inline constexpr std::size_t kMaxMessageBytes = 64u << 20;
 /// A channel to `address` that no HTTP proxy of the environment gets in the way of. Does not connect yet.

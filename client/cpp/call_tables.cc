@@ -106,9 +106,8 @@ TemplateTable::Entry TemplateTable::intern(CallView call) {
   return {id, &it->first.arguments};
 }
 
-std::pair<std::uint32_t, bool> SiteTable::intern(const std::source_location& site) {
-  const auto [it, fresh] =
-      ids_.try_emplace({site.file_name(), site.line()}, static_cast<std::uint32_t>(ids_.size() + 1));
+std::pair<std::uint32_t, bool> SiteTable::intern(Site site) {
+  const auto [it, fresh] = ids_.try_emplace({site.file, site.line}, static_cast<std::uint32_t>(ids_.size() + 1));
   return {it->second, fresh};
 }
 

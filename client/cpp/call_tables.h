@@ -2,7 +2,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <source_location>
 #include <string>
 #include <utility>
 
@@ -10,6 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "client/cpp/argument.h"
+#include "client/cpp/site.h"
 #include "core/placement.h"
 #include "core/value.h"
 
@@ -65,10 +65,9 @@ class TemplateTable {
 class SiteTable {
  public:
   /// The site's number, and whether it is new.
-  std::pair<std::uint32_t, bool> intern(const std::source_location& site);
+  std::pair<std::uint32_t, bool> intern(Site site);
 
  private:
-  // File names are literals: their address tells them apart.
   absl::flat_hash_map<std::pair<const char*, std::uint32_t>, std::uint32_t> ids_;
 };
 

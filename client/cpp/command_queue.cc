@@ -6,6 +6,11 @@ namespace dtorch {
 
 CommandQueue::CommandQueue(Limits limits) : limits_(limits) { filling_ = freshLocked(); }
 
+void CommandQueue::onChange(std::function<void()> sender) {
+  const std::lock_guard lock(senderMutex_);
+  sender_ = std::move(sender);
+}
+
 CommandQueue::Appender::~Appender() {
   if (!lock_.owns_lock()) return;
   const int commands = queue_.filling_->batch().commands_size();
@@ -93,7 +98,9 @@ void CommandQueue::stop() {
 void CommandQueue::notify(std::unique_lock<std::mutex> lock) {
   const bool changed = std::exchange(changed_, false);
   lock.unlock();
-  if (changed && sender_) sender_();
+  if (!changed) return;
+  const std::lock_guard calling(senderMutex_);
+  if (sender_) sender_();
 }
 
 void CommandQueue::sealLocked() {

@@ -47,8 +47,9 @@ class CommandQueue {
   };
 
   explicit CommandQueue(Limits limits);
-  /// `sender` is called, without the queue's lock, when next() may have a new answer. Set before the first command.
-  void onChange(std::function<void()> sender) { sender_ = std::move(sender); }
+  /// `sender` is called, without the queue's lock, when next() may have a new answer. After onChange(nullptr) has
+  /// returned it is not called any more.
+  void onChange(std::function<void()> sender);
 
   /// Waits while the queue is full; stop() ends the wait.
   Appender append();
@@ -80,6 +81,7 @@ class CommandQueue {
   const Limits limits_;
   std::mutex mutex_;
   std::condition_variable room_;  // a batch was taken, or the queue closed
+  std::mutex senderMutex_;        // guards sender_, and its calls; taken without mutex_
   std::function<void()> sender_;
   bool changed_ = false;  // the sender shall be told
   bool open_ = true;

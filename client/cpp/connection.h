@@ -18,10 +18,10 @@ namespace dtorch {
 
 /// The stream between a SessionCore and the daemon.
 ///
-/// One thread serves gRPC's completion queue. A batch is handed to gRPC by whoever makes it due (a thread that waits for
-/// a value, mostly), or by that thread when the batch before it has left: a wait costs no change of threads.
-/// Owns: the thread. Destruction sends what is queued and closes the stream, all within 2 s.
-/// Errors: how the stream ended becomes the core's cause: UNAVAILABLE, unless the daemon said something more telling.
+/// One thread serves gRPC's completion queue. A batch is handed to gRPC by whoever makes it due (a thread that waits
+/// for a value, mostly), or by that thread when the batch before it has left: a wait costs no change of threads. Owns:
+/// the thread. Destruction sends what is queued and closes the stream, all within 2 s. Errors: how the stream ended
+/// becomes the core's cause: UNAVAILABLE, unless the daemon said something more telling.
 class Connection {
  public:
   Connection(std::string address, std::string client, std::shared_ptr<SessionCore> core);
@@ -66,7 +66,7 @@ class Connection {
   bool greeted_ = false;
   Clock::time_point cancelAt_ = Clock::time_point::max();
 
-  std::mutex mutex_;  // guards what follows, and that writes begin one at a time
+  std::mutex mutex_;   // guards what follows, and that writes begin one at a time
   bool open_ = false;  // greeted, and not finishing
   bool doneWriting_ = false;
   bool timing_ = false;  // timer_ is set

@@ -16,6 +16,7 @@ namespace dtorch {
 absl::StatusOr<std::shared_ptr<Session>> Session::connect(ConnectOptions options) {
   const auto deadline = std::chrono::steady_clock::now() + options.timeout;
   const std::string address = options.address.empty() ? defaultAddress() : grpcAddress(options.address);
+  if (absl::Status status = checkAddress(address); !status.ok()) return status;
   std::string client = absl::StrCat("dtorch-cpp ", kDtorchVersion, " pid ", ::getpid());
   if (!options.name.empty()) client = absl::StrCat(options.name, " (", client, ")");
 
@@ -55,23 +56,23 @@ absl::StatusOr<Mesh> Session::mesh(std::vector<Rank> ranks, std::vector<std::int
   return core_->mesh(*device);
 }
 
-Tensor Session::put(const HostView& value, const Mesh& mesh, Placements placements, std::source_location site) {
+Tensor Session::put(const HostView& value, const Mesh& mesh, Placements placements, Site site) {
   return core_->put({&value, 1}, true, value.meta, mesh, placements, site);
 }
 
 Tensor Session::putShards(absl::Span<const HostView> parts, std::vector<std::int64_t> shape, const Mesh& mesh,
-                          Placements placements, std::source_location site) {
+                          Placements placements, Site site) {
   const DType dtype = parts.empty() ? DType::kUnspecified : parts.front().meta.dtype;
   return core_->put(parts, false, {dtype, std::move(shape), {}}, mesh, placements, site);
 }
 
 Tensor Session::call(absl::string_view name, absl::Span<const Argument> arguments, const CallOptions& options,
-                     std::source_location site) {
+                     Site site) {
   return core_->callOne(name, arguments, options, world_, site);
 }
 
 std::vector<Tensor> Session::callMany(absl::string_view name, absl::Span<const Argument> arguments,
-                                      std::uint32_t outputs, const CallOptions& options, std::source_location site) {
+                                      std::uint32_t outputs, const CallOptions& options, Site site) {
   return core_->call(name, arguments, outputs, options, world_, site);
 }
 

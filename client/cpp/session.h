@@ -13,6 +13,7 @@
 #include "client/cpp/host_tensor.h"
 #include "client/cpp/mesh.h"
 #include "client/cpp/operator_error.h"
+#include "client/cpp/site.h"
 #include "client/cpp/tensor.h"
 #include "core/ids.h"
 #include "core/placement.h"
@@ -55,18 +56,17 @@ class Session {
   /// Makes a tensor of `value`, which is copied before this returns. One placement for each mesh dimension; none: all
   /// Replicate. Partial(sum) puts the value on the first coordinate and zeros elsewhere.
   Tensor put(const HostView& value, const Mesh& mesh, Placements placements = {},
-             std::source_location site = std::source_location::current());
+             Site site = std::source_location::current());
   /// Makes a tensor of global `shape` from what each rank shall hold, in mesh order; for Partial these are the
   /// summands.
   Tensor putShards(absl::Span<const HostView> parts, std::vector<std::int64_t> shape, const Mesh& mesh,
-                   Placements placements, std::source_location site = std::source_location::current());
+                   Placements placements, Site site = std::source_location::current());
 
   /// As the free functions of tensor.h, and for operators without tensor arguments.
   Tensor call(absl::string_view name, absl::Span<const Argument> arguments, const CallOptions& options = {},
-              std::source_location site = std::source_location::current());
+              Site site = std::source_location::current());
   std::vector<Tensor> callMany(absl::string_view name, absl::Span<const Argument> arguments, std::uint32_t outputs,
-                               const CallOptions& options = {},
-                               std::source_location site = std::source_location::current());
+                               const CallOptions& options = {}, Site site = std::source_location::current());
 
   /// Resolves when everything before it has run, with the first error that no other future has told of.
   Future<void> synchronize();

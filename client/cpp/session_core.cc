@@ -8,11 +8,11 @@
 #include "client/cpp/status_payload.h"
 #include "core/call_site.h"
 #include "proto/codec.h"
+#include "proto/limits.h"
 
 namespace dtorch {
 namespace {
 
-constexpr std::size_t kInlineBytes = 64u << 10;
 constexpr std::size_t kChunkBytes = 1u << 20;  // a multiple of every element size
 
 /// Reads the elements of several views one after the other.
@@ -50,11 +50,11 @@ Tensor::Handle::~Handle() {
   if (id != 0) session->release(id);
 }
 
-Tensor SessionCore::failed(absl::string_view what, const std::source_location& site, const absl::Status& status) {
+Tensor SessionCore::failed(absl::string_view what, Site site, const absl::Status& status) {
   v1::Status error;
   toWire(status, &error);
   error.set_operator_name(std::string(what));
-  error.set_site(CallSite::of(site).toString());
+  error.set_site(CallSite{site.file, site.line}.toString());
   return Tensor(std::make_shared<const Tensor::Handle>(nullptr, 0, statusFromError(error)));
 }
 
@@ -89,14 +89,14 @@ absl::Status SessionCore::meshError(const Mesh& mesh) const {
   return absl::OkStatus();
 }
 
-void SessionCore::setSite(CommandQueue::Appender& commands, const std::source_location& site, std::uint32_t& number) {
+void SessionCore::setSite(CommandQueue::Appender& commands, Site site, std::uint32_t& number) {
   bool fresh = false;
   std::tie(number, fresh) = sites_.intern(site);
   if (!fresh) return;
   v1::SiteDefinition* definition = commands.add()->mutable_define_site();
   definition->set_id(number);
-  definition->set_file(site.file_name());
-  definition->set_line(site.line());
+  definition->set_file(site.file);
+  definition->set_line(site.line);
 }
 
 SessionCore* SessionCore::sessionOf(absl::Span<const Argument> arguments) {
@@ -111,8 +111,7 @@ SessionCore* SessionCore::sessionOf(absl::Span<const Argument> arguments) {
   return nullptr;
 }
 
-Tensor SessionCore::withoutSession(absl::string_view name, absl::Span<const Argument> arguments,
-                                   const std::source_location& site) {
+Tensor SessionCore::withoutSession(absl::string_view name, absl::Span<const Argument> arguments, Site site) {
   for (const Argument& argument : arguments) {
     const Tensor* tensor = argument.tensor();
     if (tensor != nullptr && tensor->defined()) return *tensor;  // holds an error
@@ -141,7 +140,7 @@ constexpr std::size_t kMaxArgumentBytes = 16u << 20;
 
 absl::StatusOr<TensorId> SessionCore::submit(absl::string_view name, absl::Span<const Argument> arguments,
                                              std::uint32_t outputs, const CallOptions& options, const Mesh& world,
-                                             const std::source_location& site) {
+                                             Site site) {
   absl::InlinedVector<TensorId, 8> inputs;
   absl::Status error;
   const auto addInput = [&](const Tensor& tensor) {
@@ -209,15 +208,14 @@ absl::StatusOr<TensorId> SessionCore::submit(absl::string_view name, absl::Span<
 }
 
 Tensor SessionCore::callOne(absl::string_view name, absl::Span<const Argument> arguments, const CallOptions& options,
-                            const Mesh& world, const std::source_location& site) {
+                            const Mesh& world, Site site) {
   absl::StatusOr<TensorId> id = submit(name, arguments, 1, options, world, site);
   if (!id.ok()) return Tensor(std::make_shared<const Tensor::Handle>(nullptr, 0, id.status()));
   return make(*id);
 }
 
 std::vector<Tensor> SessionCore::call(absl::string_view name, absl::Span<const Argument> arguments,
-                                      std::uint32_t outputs, const CallOptions& options, const Mesh& world,
-                                      const std::source_location& site) {
+                                      std::uint32_t outputs, const CallOptions& options, const Mesh& world, Site site) {
   absl::StatusOr<TensorId> first = submit(name, arguments, outputs, options, world, site);
   if (!first.ok())
     return std::vector<Tensor>(outputs, Tensor(std::make_shared<const Tensor::Handle>(nullptr, 0, first.status())));
@@ -227,7 +225,7 @@ std::vector<Tensor> SessionCore::call(absl::string_view name, absl::Span<const A
 }
 
 Tensor SessionCore::put(absl::Span<const HostView> parts, bool whole, TensorMeta global, const Mesh& mesh,
-                        const Placements& placements, const std::source_location& site) {
+                        const Placements& placements, Site site) {
   const char* what = whole ? "put" : "putShards";
   if (absl::Status status = meshError(mesh); !status.ok()) return failed(what, site, status);
   if (!whole && static_cast<std::int64_t>(parts.size()) != mesh.size()) {
@@ -288,7 +286,7 @@ Tensor SessionCore::put(absl::Span<const HostView> parts, bool whole, TensorMeta
   return make(id);
 }
 
-Tensor SessionCore::redistribute(const Tensor& tensor, const Placements& placements, const std::source_location& site) {
+Tensor SessionCore::redistribute(const Tensor& tensor, const Placements& placements, Site site) {
   if (!tensor.defined()) return failed("redistribute", site, absl::InvalidArgumentError("there is no tensor"));
   if (!tensor.handle_->error.ok()) return tensor;
   SessionCore& self = *tensor.handle_->session;

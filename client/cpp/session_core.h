@@ -2,7 +2,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <source_location>
 #include <string>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "client/cpp/future_state.h"
 #include "client/cpp/host_tensor.h"
 #include "client/cpp/mesh.h"
+#include "client/cpp/site.h"
 #include "client/cpp/tensor.h"
 #include "core/ids.h"
 
@@ -36,23 +36,22 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // For Session and Tensor. Placements empty: all Replicate.
   Mesh mesh(const DeviceMesh& device);
   std::vector<Tensor> call(absl::string_view name, absl::Span<const Argument> arguments, std::uint32_t outputs,
-                           const CallOptions& options, const Mesh& world, const std::source_location& site);
+                           const CallOptions& options, const Mesh& world, Site site);
   /// As call() with one output, without a vector.
   Tensor callOne(absl::string_view name, absl::Span<const Argument> arguments, const CallOptions& options,
-                 const Mesh& world, const std::source_location& site);
+                 const Mesh& world, Site site);
   /// `parts`: the whole tensor if `whole`, else what each rank of the mesh holds.
   Tensor put(absl::Span<const HostView> parts, bool whole, TensorMeta global, const Mesh& mesh,
-             const Placements& placements, const std::source_location& site);
+             const Placements& placements, Site site);
   std::shared_ptr<FutureState> synchronize();
-  static Tensor redistribute(const Tensor& tensor, const Placements& placements, const std::source_location& site);
+  static Tensor redistribute(const Tensor& tensor, const Placements& placements, Site site);
   static std::shared_ptr<FutureState> get(const Tensor& tensor, bool local, Rank rank);
   static std::shared_ptr<FutureState> describe(const Tensor& tensor);
   /// The session that a call belongs to: its first tensor's. nullptr if there is none.
   static SessionCore* sessionOf(absl::Span<const Argument> arguments);
   /// The result of a call for which sessionOf() found nothing.
-  static Tensor withoutSession(absl::string_view name, absl::Span<const Argument> arguments,
-                               const std::source_location& site);
-  static Tensor failed(absl::string_view what, const std::source_location& site, const absl::Status& status);
+  static Tensor withoutSession(absl::string_view name, absl::Span<const Argument> arguments, Site site);
+  static Tensor failed(absl::string_view what, Site site, const absl::Status& status);
 
   // For tensors and futures that go. Never wait.
   void release(TensorId tensor);
@@ -61,9 +60,9 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
 
  private:
   absl::StatusOr<TensorId> submit(absl::string_view name, absl::Span<const Argument> arguments, std::uint32_t outputs,
-                                  const CallOptions& options, const Mesh& world, const std::source_location& site);
+                                  const CallOptions& options, const Mesh& world, Site site);
   absl::Status meshError(const Mesh& mesh) const;
-  void setSite(CommandQueue::Appender& commands, const std::source_location& site, std::uint32_t& number);
+  void setSite(CommandQueue::Appender& commands, Site site, std::uint32_t& number);
   Tensor make(TensorId id);
   template <typename Fill>
   std::shared_ptr<FutureState> request(FutureState::Kind kind, const Fill& fill);

@@ -4,7 +4,7 @@
 
 namespace dtorch {
 
-Tensor Tensor::redistribute(Placements placements, std::source_location site) const {
+Tensor Tensor::redistribute(Placements placements, Site site) const {
   return SessionCore::redistribute(*this, placements, site);
 }
 
@@ -14,15 +14,14 @@ Future<HostTensor> Tensor::getLocal(Rank rank) const { return Future<HostTensor>
 
 Future<TensorInfo> Tensor::describe() const { return Future<TensorInfo>(SessionCore::describe(*this)); }
 
-Tensor call(absl::string_view name, absl::Span<const Argument> arguments, const CallOptions& options,
-            std::source_location site) {
+Tensor call(absl::string_view name, absl::Span<const Argument> arguments, const CallOptions& options, Site site) {
   SessionCore* session = SessionCore::sessionOf(arguments);
   if (session == nullptr) return SessionCore::withoutSession(name, arguments, site);
   return session->callOne(name, arguments, options, Mesh(), site);
 }
 
 std::vector<Tensor> callMany(absl::string_view name, absl::Span<const Argument> arguments, std::uint32_t outputs,
-                             const CallOptions& options, std::source_location site) {
+                             const CallOptions& options, Site site) {
   SessionCore* session = SessionCore::sessionOf(arguments);
   if (session == nullptr) return std::vector<Tensor>(outputs, SessionCore::withoutSession(name, arguments, site));
   return session->call(name, arguments, outputs, options, Mesh(), site);

@@ -11,6 +11,7 @@
 #include "client/cpp/future.h"
 #include "client/cpp/host_tensor.h"
 #include "client/cpp/mesh.h"
+#include "client/cpp/site.h"
 #include "core/ids.h"
 #include "core/placement.h"
 
@@ -29,7 +30,7 @@ class Tensor {
   bool defined() const { return handle_ != nullptr; }
 
   /// The same value, placed as `placements` on its mesh.
-  Tensor redistribute(Placements placements, std::source_location site = std::source_location::current()) const;
+  Tensor redistribute(Placements placements, Site site = std::source_location::current()) const;
   /// The whole value, as host memory.
   Future<HostTensor> get() const;
   /// The part that `rank` holds; of a Partial tensor, its summand.
@@ -65,10 +66,9 @@ struct CallOptions {
 /// Calls an ATen operator by its schema name ("aten::add.Tensor") in the session of its first tensor. Arguments left
 /// out take the schema's defaults. Scalars are arguments too: call("aten::add.Scalar", {x, 2.0}).
 Tensor call(absl::string_view name, absl::Span<const Argument> arguments, const CallOptions& options = {},
-            std::source_location site = std::source_location::current());
+            Site site = std::source_location::current());
 /// For operators that return `outputs` tensors.
 std::vector<Tensor> callMany(absl::string_view name, absl::Span<const Argument> arguments, std::uint32_t outputs,
-                             const CallOptions& options = {},
-                             std::source_location site = std::source_location::current());
+                             const CallOptions& options = {}, Site site = std::source_location::current());
 
 }  // namespace dtorch

@@ -30,7 +30,8 @@ struct Invocation {
     return steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(
                                      std::chrono::duration<double>(timeout > 0 ? timeout : seconds));
   }
-  DaemonClient client() const { return DaemonClient(socket.empty() ? defaultAddress() : socket); }
+  std::string address() const { return socket.empty() ? defaultAddress() : grpcAddress(socket); }
+  DaemonClient client() const { return DaemonClient(address()); }
   int print(const nlohmann::json& value, const std::string& text, int exitCode) const {
     out << (json ? value.dump(2) + "\n" : text);
     return exitCode;
@@ -148,7 +149,8 @@ int runCtl(int argc, const char* const* argv, std::ostream& out, std::ostream& e
   } catch (const CLI::ParseError& error) {
     return app.exit(error, out, err) == 0 ? kExitHealthy : kExitUnreachable;
   }
-  return run(invocation);
+  const absl::Status usable = checkAddress(invocation.address());
+  return usable.ok() ? run(invocation) : invocation.fail(usable);
 }
 
 }  // namespace dtorch

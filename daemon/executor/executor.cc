@@ -69,9 +69,12 @@ void Executor::handleReports() {
   while (reports_.recv(message, zmq::recv_flags::dontwait)) {
     if (report_.ParseFromArray(message.data(), static_cast<int>(message.size()))) {
       handleReport(report_);
+    } else if (report_.rank() >= 0 && report_.rank() < options_.worldSize) {
+      // The rank is the message's first field. What was lost with the rest cannot be told: the worker must go.
+      listener_->onWorkerFault(
+          report_.rank(), absl::DataLossError(absl::StrCat("a report of ", message.size(), " bytes does not parse")));
     } else {
-      spdlog::error("a report of {} bytes from a worker does not parse: it is dropped, its frame will not end",
-                    message.size());
+      spdlog::error("a report of {} bytes parses neither as a report nor names its worker: dropped", message.size());
     }
   }
 }
@@ -125,7 +128,7 @@ void Executor::handleReport(const v1::Report& report) {
         break;
       }
       case v1::ReportItem::kFrameDone:
-        frameDone(item.frame_done().group(), item.frame_done().sequence());
+        frameDone(rank, item.frame_done());
         break;
       case v1::ReportItem::kFailed:
         listener_->onOperatorFailed(rank, item.failed());
@@ -149,26 +152,37 @@ void Executor::handleReport(const v1::Report& report) {
   }
 }
 
-void Executor::frameDone(GroupId id, std::uint64_t sequence) {
-  if (id == 0 || id > groups_.size()) return;
+void Executor::frameDone(Rank rank, const v1::FrameDone& done) {
+  const GroupId id = done.group();
+  if (id > groups_.size()) return;
+  if (id == 0 || !at(id).error.ok()) return;  // a worker's own topic needs no credit, a broken group has none
   Group& group = at(id);
   const std::uint64_t first = group.nextSequence - group.inFlight.size();
-  if (sequence < first || sequence >= group.nextSequence) return;
-  FrameInFlight& frame = group.inFlight[sequence - first];
-  if (frame.missing == 0 || --frame.missing > 0) return;
-  frame.segments.clear();
+  const bool inFlight = done.sequence() >= first && done.sequence() < group.nextSequence;
+  FrameInFlight* frame = inFlight ? &group.inFlight[done.sequence() - first] : nullptr;
+  if (!inFlight || std::erase(frame->missing, rank) == 0) {
+    return listener_->onWorkerFault(
+        rank, absl::DataLossError(absl::StrCat("it reports frame ", done.sequence(), " of group ", id,
+                                               " done, which it does not have or has reported before")));
+  }
+  if (!frame->missing.empty()) return;
+  frame->segments.clear();
   const bool hadCredit = hasCredit(group);
-  group.operators -= frame.operators;
-  group.bytes -= frame.bytes;
-  listener_->onOperatorsDone(frame.operators);
-  while (!group.inFlight.empty() && group.inFlight.front().missing == 0) group.inFlight.pop_front();
+  group.operators -= frame->operators;
+  group.bytes -= frame->bytes;
+  listener_->onOperatorsDone(frame->operators);
+  while (!group.inFlight.empty() && group.inFlight.front().missing.empty()) group.inFlight.pop_front();
   if (!hadCredit && usable(id)) listener_->onGroupUsable(id);
 }
 
-GroupId Executor::groupOf(const std::vector<Rank>& ranks) {
-  const auto [it, isNew] = groupIds_.try_emplace(ranks, groups_.size() + 1);
-  if (!isNew) return it->second;
-  const GroupId id = it->second;
+absl::StatusOr<GroupId> Executor::groupOf(const std::vector<Rank>& ranks) {
+  if (const auto it = groupIds_.find(ranks); it != groupIds_.end()) return it->second;
+  if (groups_.size() >= kMaxGroups) {
+    return absl::ResourceExhaustedError(absl::StrCat("this daemon has made groups for ", kMaxGroups,
+                                                     " different lists of ranks: use meshes of the same ranks"));
+  }
+  const GroupId id = groups_.size() + 1;
+  groupIds_[ranks] = id;
   Group group;
   group.ranks = ranks;
   group.topic = groupTopic(id);
@@ -222,6 +236,18 @@ v1::WorkerCommand* Executor::appendCommand(GroupId group, std::uint64_t bytes, S
   return command;
 }
 
+void Executor::discard(GroupId group, const std::vector<OperandId>& operands) {
+  if (at(group).error.ok()) {
+    appendCommand(group)->mutable_discard()->mutable_operands()->Add(operands.begin(), operands.end());
+    return;
+  }
+  v1::WorkerCommand command;
+  command.mutable_discard()->mutable_operands()->Add(operands.begin(), operands.end());
+  for (const Rank rank : at(group).ranks) {
+    if (workers_[static_cast<std::size_t>(rank)].gone.ok()) sendToWorker(rank, command);
+  }
+}
+
 void Executor::appendFence(GroupId group, std::uint64_t fence) {
   fences_[fence] = {group, at(group).ranks.size()};
   appendCommand(group)->mutable_fence()->set_fence(fence);
@@ -239,7 +265,7 @@ void Executor::flush() {
   if (group.error.ok()) {
     open_->set_sequence(group.nextSequence++);
     publish(group.topic, *open_);
-    openCost_.missing = group.ranks.size();
+    openCost_.missing.assign(group.ranks.begin(), group.ranks.end());
     group.inFlight.push_back(std::move(openCost_));
   }
   openCost_ = {};
@@ -264,7 +290,7 @@ void Executor::introduce(const std::vector<v1::Peer>& peers) {
     sendToWorker(rank, command);
     all.push_back(rank);
   }
-  groupOf(all);
+  groupOf(all).IgnoreError();  // the first one
 }
 
 void Executor::sendToWorker(Rank rank, const v1::WorkerCommand& command) {

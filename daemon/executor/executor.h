@@ -66,7 +66,8 @@ class Executor {
   void handleSubscriptions();
 
   /// The group of these ranks; asks them to join when it is new. `ranks` are all below worldSize.
-  GroupId groupOf(const std::vector<Rank>& ranks);
+  /// RESOURCE_EXHAUSTED: there are kMaxGroups, and groups stay.
+  absl::StatusOr<GroupId> groupOf(const std::vector<Rank>& ranks);
   /// Whether commands can be appended now: all ranks have joined, and there is credit.
   bool usable(GroupId group) const;
   /// Why the group cannot be used any more; OK while it can.
@@ -77,6 +78,8 @@ class Executor {
   v1::WorkerCommand* appendOperator(GroupId group, OperatorNumber* number);
   /// A new command that is no operator. `bytes` counts against the credit; `segment` lives until all ranks are done.
   v1::WorkerCommand* appendCommand(GroupId group, std::uint64_t bytes = 0, Segment segment = {});
+  /// The workers of `group` that are left drop their parts of `operands`.
+  void discard(GroupId group, const std::vector<OperandId>& operands);
   /// Reported by onFence once all ranks of `group` have run everything before it.
   void appendFence(GroupId group, std::uint64_t fence);
   /// Tells every group that plans below this number will not be run any more.
@@ -96,10 +99,11 @@ class Executor {
   std::uint64_t operatorsPublished() const { return nextOperator_ - 1; }
 
  private:
+  static constexpr std::size_t kMaxGroups = 4096;
   struct FrameInFlight {
     std::uint64_t operators = 0;
     std::uint64_t bytes = 0;
-    std::size_t missing = 0;  // ranks that have not reported it done
+    std::vector<Rank> missing;  // have not reported it done
     std::vector<Segment> segments;
   };
   struct Group {
@@ -127,7 +131,7 @@ class Executor {
   Executor(zmq::socket_t frames, zmq::socket_t reports, const ExecutorOptions& options, ExecutorListener* listener);
   void handleSubscription(absl::string_view message);
   void handleReport(const v1::Report& report);
-  void frameDone(GroupId group, std::uint64_t sequence);
+  void frameDone(Rank rank, const v1::FrameDone& done);
   void publish(const std::string& topic, const v1::Frame& frame);
   v1::WorkerCommand* append(GroupId group);
   bool hasCredit(const Group& group) const;

@@ -2,6 +2,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/container/node_hash_set.h"
 #include "core/device_mesh.h"
 #include "core/ids.h"
@@ -34,8 +35,13 @@ struct TensorLayout {
 /// Thread: the controller loop's.
 class LayoutTable {
  public:
-  /// Valid as long as the table.
+  /// Valid until retain() is called without it.
   const TensorLayout* intern(TensorLayout layout) { return &*layouts_.insert(std::move(layout)).first; }
+  std::size_t size() const { return layouts_.size(); }
+  /// Drops all but these.
+  void retain(const absl::flat_hash_set<const TensorLayout*>& used) {
+    absl::erase_if(layouts_, [&](const TensorLayout& layout) { return !used.contains(&layout); });
+  }
 
  private:
   absl::node_hash_set<TensorLayout> layouts_;

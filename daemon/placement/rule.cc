@@ -5,7 +5,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 
 namespace dtorch {
 namespace {
@@ -29,6 +31,15 @@ std::string functionalName(const std::string& op) {
   return op.substr(0, end - 1) + op.substr(end);
 }
 
+// A 0-dim tensor counts as having one dimension, as in torch.
+absl::StatusOr<int> wrapDimension(const std::string& name, std::int64_t given, std::size_t dims) {
+  const std::int64_t count = std::max<std::int64_t>(static_cast<std::int64_t>(dims), 1);
+  const std::int64_t dim = given < 0 ? given + count : given;
+  if (dim >= 0 && dim < count) return static_cast<int>(dim);
+  return absl::InvalidArgumentError(
+      absl::StrCat("argument '", name, "' names dimension ", given, "; the tensor has ", dims));
+}
+
 }  // namespace
 
 const Value* RuleCall::argument(const std::string& name) const {
@@ -41,18 +52,24 @@ int RuleCall::position(const std::string& name) const {
   return index ? *index : -1;
 }
 
+std::vector<std::vector<int>> argumentSets(absl::string_view text) {
+  std::vector<std::vector<int>> sets;
+  for (const absl::string_view set : absl::StrSplit(text, '|', absl::SkipEmpty())) {
+    std::vector<int> numbers;
+    for (const absl::string_view part : absl::StrSplit(set, ' ', absl::SkipEmpty())) {
+      int number = 0;
+      if (absl::SimpleAtoi(part, &number)) numbers.push_back(number);
+    }
+    if (!numbers.empty()) sets.push_back(std::move(numbers));
+  }
+  return sets;
+}
+
 absl::StatusOr<int> RuleCall::dimension(const std::string& name, std::size_t dims) const {
   const Value* value = argument(name);
   const auto* given = value == nullptr ? nullptr : value->as<std::int64_t>();
   if (given == nullptr) return absl::UnimplementedError(absl::StrCat("argument '", name, "' must be one dimension"));
-  // A 0-dim tensor counts as having one dimension, as in torch.
-  const std::int64_t count = std::max<std::int64_t>(static_cast<std::int64_t>(dims), 1);
-  const std::int64_t dim = *given < 0 ? *given + count : *given;
-  if (dim < 0 || dim >= count) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("argument '", name, "' is ", *given, "; the tensor has ", dims, " dimensions"));
-  }
-  return static_cast<int>(dim);
+  return wrapDimension(name, *given, dims);
 }
 
 absl::StatusOr<std::vector<int>> RuleCall::dimensions(const std::string& name, std::size_t dims) const {
@@ -66,14 +83,10 @@ absl::StatusOr<std::vector<int>> RuleCall::dimensions(const std::string& name, s
   if (const auto* one = value->as<std::int64_t>()) given = {*one};
   if (const auto* list = value->as<std::vector<std::int64_t>>()) given = *list;
   std::vector<int> result;
-  const std::int64_t count = std::max<std::int64_t>(static_cast<std::int64_t>(dims), 1);
   for (const std::int64_t dim : given) {
-    const std::int64_t wrapped = dim < 0 ? dim + count : dim;
-    if (wrapped < 0 || wrapped >= count) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("argument '", name, "' holds ", dim, "; the tensor has ", dims, " dimensions"));
-    }
-    result.push_back(static_cast<int>(wrapped));
+    const absl::StatusOr<int> wrapped = wrapDimension(name, dim, dims);
+    if (!wrapped.ok()) return wrapped.status();
+    result.push_back(*wrapped);
   }
   return result;
 }

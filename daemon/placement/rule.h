@@ -41,6 +41,9 @@ struct Rule {
   absl::string_view detail;
 };
 
+/// Sets of arguments in a rule's detail: "0|1|0 2" is {0}, {1} and {0, 2}.
+std::vector<std::vector<int>> argumentSets(absl::string_view text);
+
 /// The tables, one for each family; each stands in a file of its own: rules/<family>.cc.
 absl::Span<const Rule> pointwiseRules();
 absl::Span<const Rule> matmulRules();

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "daemon/rpc/file_descriptor.h"
 #include "daemon/rpc/listening_socket.h"
-#include "daemon/rpc/session_channel.h"
+#include "daemon/session/session_channel.h"
 
 namespace dtorch {
 

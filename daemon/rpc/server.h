@@ -5,7 +5,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "daemon/rpc/session_channel.h"
+#include "daemon/session/session_channel.h"
 
 namespace dtorch {
 

@@ -23,7 +23,11 @@ grpc::ByteBuffer serialize(const v1::DaemonMessage& message) {
 void SessionStream::open(std::shared_ptr<SessionChannel> self) {
   open_ = true;
   id_ = listener_->onOpen(std::move(self));
-  StartRead(&incoming_);  // gRPC starts it, and what the listener has asked for, when it has been given this reactor
+  {
+    const std::lock_guard lock(mutex_);
+    held_ = true;
+  }
+  readNext();  // not if the listener has refused; gRPC starts it when it has been given this reactor
 }
 
 void SessionStream::send(std::shared_ptr<const v1::DaemonMessage> message) {

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <optional>
 
-#include "daemon/rpc/session_channel.h"
+#include "daemon/session/session_channel.h"
 
 namespace dtorch {
 

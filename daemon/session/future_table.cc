@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "proto/codec.h"
+#include "proto/segment_codec.h"
 
 namespace dtorch {
 namespace {
@@ -56,8 +57,7 @@ void FutureTable::resolve(Rank rank, const v1::FetchedValue& value, OperandFailu
   }
   Segment segment;
   if (failure == nullptr && value.has_segment()) {
-    const v1::SegmentRef& ref = value.segment();
-    absl::StatusOr<Segment> opened = Segment::open({ref.pid(), ref.fd(), ref.inode(), ref.bytes()});
+    absl::StatusOr<Segment> opened = Segment::open(fromWire(value.segment()));
     if (opened.ok()) {
       segment = *std::move(opened);
     } else {

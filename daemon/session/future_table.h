@@ -8,8 +8,8 @@
 #include "core/ids.h"
 #include "daemon/executor/executor.h"
 #include "daemon/graph/tensor_layout.h"
-#include "daemon/rpc/session_channel.h"
 #include "daemon/session/operand_failure.h"
+#include "daemon/session/session_channel.h"
 #include "shm/segment.h"
 
 namespace dtorch {

@@ -86,9 +86,10 @@ class ProcessHandle final : public WorkerHandle {
     ::poll(&ended, 1, kKillWaitMs);
     siginfo_t info{};
     const int result = ::waitid(P_PIDFD, static_cast<id_t>(pidFd_.get()), &info, WEXITED | WNOHANG);
+    const int error = errno;
     reaped_ = true;
     output_.drain();
-    if (result != 0) return absl::StrCat("ended, status unknown: ", std::strerror(errno));
+    if (result != 0) return absl::StrCat("ended, status unknown: ", std::strerror(error));
     return info.si_pid == 0 ? "does not end after SIGKILL" : describeExit(info);
   }
 

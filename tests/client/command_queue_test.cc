@@ -1,5 +1,6 @@
 #include "client/cpp/command_queue.h"
 
+#include <atomic>
 #include <thread>
 #include <vector>
 
@@ -111,6 +112,26 @@ TEST_CASE("The sender is told when there may be something to send, and when to a
   queue.finish();
   CHECK(told == 5);
   CHECK(queue.next().drained);
+}
+
+TEST_CASE("A sender that has gone is not called") {
+  CommandQueue queue(limits(1, 1 << 20, std::chrono::hours(1)));
+  std::atomic<bool> there = true;
+  std::atomic<bool> calledWhenGone = false;
+  std::atomic<int> calls = 0;
+  queue.onChange([&] {
+    ++calls;
+    std::this_thread::yield();
+    if (!there) calledWhenGone = true;
+  });
+  std::thread user([&] {
+    for (int i = 0; i < 20000; ++i) queue.appendAtOnce().add();
+  });
+  while (calls < 100) std::this_thread::yield();
+  queue.onChange(nullptr);
+  there = false;
+  user.join();
+  CHECK_FALSE(calledWhenGone);
 }
 
 TEST_CASE("appendAtOnce() does not wait for room") {

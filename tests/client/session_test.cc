@@ -32,7 +32,7 @@ std::shared_ptr<Session> connect(const FakeDaemon& daemon) {
   return *session;
 }
 
-Tensor put(Session& session, const std::vector<float>& values, Site site = Site::current()) {
+Tensor put(Session& session, const std::vector<float>& values, Site site = std::source_location::current()) {
   return session.put(HostView::of(values, {static_cast<std::int64_t>(values.size())}), session.mesh(), {}, site);
 }
 

@@ -1,17 +1,13 @@
 // What a client does wrong costs it a status that says what to do; the daemon, its workers and other sessions go on.
-#include <grpcpp/generic/generic_stub.h>
-#include <grpcpp/grpcpp.h>
-
 #include <cmath>
 #include <limits>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "client/cpp/operators.h"
 #include "client/cpp/session.h"
-#include "dtorch/v1/client.grpc.pb.h"
-#include "proto/version.h"
 #include "tests/catch.h"
 #include "tests/process/daemon_fixture.h"
 
@@ -32,76 +28,6 @@ absl::Status errorOf(const Tensor& tensor) { return tensor.get().wait(kDeadline)
 
 bool mentions(const absl::Status& status, const std::string& text) {
   return std::string(status.message()).find(text) != std::string::npos;
-}
-
-// A client that speaks the wire itself, to say what the library would not.
-class RawClient {
- public:
-  explicit RawClient(const DaemonFixture& daemon)
-      : channel_(grpc::CreateChannel("unix:" + daemon.socket(), grpc::InsecureChannelCredentials())), stub_(channel_) {
-    context_.set_deadline(std::chrono::system_clock::now() + kDeadline);
-    call_ = stub_.PrepareCall(&context_, "/dtorch.v1.Dtorch/Session", &queue_);
-    call_->StartCall(tag());
-    next();
-  }
-  ~RawClient() {
-    context_.TryCancel();
-    queue_.Shutdown();
-    void* ignored = nullptr;
-    bool ok = false;
-    while (queue_.Next(&ignored, &ok)) {
-    }
-  }
-  bool sendBytes(const std::string& bytes) {
-    const grpc::Slice slice(bytes);
-    call_->Write(grpc::ByteBuffer(&slice, 1), tag());
-    return next();
-  }
-  bool send(const v1::ClientMessage& message) { return sendBytes(message.SerializeAsString()); }
-  void hello(std::uint32_t protocol = kProtocolVersion) {
-    v1::ClientMessage message;
-    message.mutable_hello()->set_protocol(protocol);
-    send(message);
-  }
-  bool read(v1::DaemonMessage* message) {
-    grpc::ByteBuffer buffer;
-    call_->Read(&buffer, tag());
-    if (!next()) return false;
-    grpc::Slice slice;
-    return buffer.TrySingleSlice(&slice).ok() && message->ParseFromArray(slice.begin(), static_cast<int>(slice.size()));
-  }
-  grpc::Status finish() {
-    grpc::Status status;
-    call_->Finish(&status, tag());
-    next();
-    return status;
-  }
-
- private:
-  void* tag() { return this; }
-  bool next() {
-    void* ignored = nullptr;
-    bool ok = false;
-    return queue_.Next(&ignored, &ok) && ok;
-  }
-  std::shared_ptr<grpc::Channel> channel_;
-  grpc::GenericStub stub_;
-  grpc::ClientContext context_;
-  grpc::CompletionQueue queue_;
-  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
-};
-
-grpc::Status endOf(RawClient& client) {
-  v1::DaemonMessage message;
-  while (client.read(&message)) {
-  }
-  return client.finish();
-}
-
-v1::ClientMessage batchOf(const v1::Command& command) {
-  v1::ClientMessage message;
-  *message.mutable_batch()->add_commands() = command;
-  return message;
 }
 
 TEST_CASE("wrong calls get a status, and everything goes on") {
@@ -236,96 +162,38 @@ TEST_CASE("scalars keep every bit") {
   CHECK(std::isinf((*scalar(std::numeric_limits<double>::infinity(), DType::kFloat64)->values<double>())[0]));
 }
 
-TEST_CASE("ever new scalars do not fill the daemon or its workers") {
-  DaemonFixture daemon;
+// Resident bytes of the daemon and its workers together.
+std::int64_t residentOf(const DaemonFixture& daemon) {
+  const v1::StatusReply status = daemon.status();
+  std::int64_t bytes = status.resident_bytes();
+  for (const v1::WorkerStatus& worker : status.workers()) bytes += worker.resident_bytes();
+  return bytes;
+}
+
+TEST_CASE("ever new scalars and shapes do not fill the daemon or its workers") {
+  DaemonFixture daemon({.workers = 2, .flags = {"--heartbeat.interval", "100ms", "--heartbeat.silent_after", "10s"}});
   const auto session = daemon.connect();
   const std::vector<float> one = {1};
   const Tensor x = session->put(HostView::of(one, {1}), session->mesh());
+  const bool shapes = GENERATE(false, true);
+  INFO((shapes ? "shapes" : "scalars"));
   std::int64_t before = 0;
-  for (int i = 0; i < 120000; ++i) {
-    const Tensor y = session->call("aten::mul.Scalar", {x, 1.0 + i});
+  for (std::int64_t i = 0; i < 120000; ++i) {
+    const Tensor y = shapes ? session->call("aten::expand", {x, Sizes{1 + i}}, {.named = {{"implicit", false}}})
+                            : session->call("aten::mul.Scalar", {x, 1.0 + static_cast<double>(i)});
     if (i % 40000 != 39999) continue;
     const auto value = y.get().wait(kDeadline);
     REQUIRE(value.ok());
-    CHECK(*value->item() == 1.0 + i);
-    const std::int64_t resident = daemon.status().resident_bytes();
+    if (!shapes) CHECK(*value->item() == 1.0 + static_cast<double>(i));
+    if (shapes) CHECK(value->numel() == 1 + i);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // a heartbeat tells the workers' memory
+    const std::int64_t resident = residentOf(daemon);
     if (before == 0) before = resident;
-    CHECK(resident < before + (32 << 20));
+    CHECK(resident < before + (64 << 20));
   }
+  const v1::StatusReply after = daemon.status();
+  for (const v1::WorkerStatus& worker : after.workers()) CHECK(worker.tensor_bytes() < (1 << 20));
   checkAlive(*session);
-}
-
-TEST_CASE("a stream that breaks the protocol ends alone, with the reason") {
-  DaemonFixture daemon;
-  const auto session = daemon.connect();
-
-  SECTION("bytes that do not parse") {
-    RawClient client(daemon);
-    client.sendBytes(std::string("\xff\xff\xff\xff garbage", 12));
-    CHECK(endOf(client).error_code() == grpc::StatusCode::INVALID_ARGUMENT);
-  }
-  SECTION("another version") {
-    RawClient client(daemon);
-    client.hello(kProtocolVersion + 1);
-    const grpc::Status end = endOf(client);
-    CHECK(end.error_code() == grpc::StatusCode::FAILED_PRECONDITION);
-    CHECK(end.error_message().find(std::to_string(kProtocolVersion + 1)) != std::string::npos);
-  }
-  SECTION("commands without a hello, a second hello, an empty message") {
-    RawClient first(daemon);
-    first.send(batchOf({}));
-    CHECK(endOf(first).error_code() == grpc::StatusCode::FAILED_PRECONDITION);
-    RawClient second(daemon);
-    second.hello();
-    second.hello();
-    CHECK(endOf(second).error_code() == grpc::StatusCode::INVALID_ARGUMENT);
-    RawClient third(daemon);
-    third.sendBytes("");
-    CHECK(endOf(third).error_code() == grpc::StatusCode::INVALID_ARGUMENT);
-  }
-  SECTION("commands that make no sense") {
-    std::vector<v1::Command> commands(5);
-    commands[1].set_template_id(99);
-    commands[2].mutable_put_chunk()->set_tensor(4);
-    v1::DeviceMesh* mesh = commands[3].mutable_define_mesh()->mutable_mesh();
-    mesh->set_device_type(v1::DEVICE_TYPE_CPU);
-    mesh->add_shape(2);
-    mesh->add_ranks(0);
-    mesh->add_ranks(0);
-    commands[4].mutable_define_template()->set_id(0);
-    for (const v1::Command& command : commands) {
-      RawClient client(daemon);
-      client.hello();
-      client.send(batchOf(command));
-      CHECK(endOf(client).error_code() == grpc::StatusCode::INVALID_ARGUMENT);
-    }
-  }
-  SECTION("tensors of another session, or released ones, are unknown") {
-    RawClient client(daemon);
-    client.hello();
-    v1::Command get;
-    get.mutable_get()->set_tensor(1);
-    get.mutable_get()->set_future(5);
-    client.send(batchOf(get));
-    v1::DaemonMessage message;
-    REQUIRE(client.read(&message));
-    REQUIRE(message.has_welcome());
-    REQUIRE(client.read(&message));
-    CHECK(message.result().future() == 5);
-    CHECK(message.result().error().code() == static_cast<int>(absl::StatusCode::kNotFound));
-  }
-  SECTION("random bytes") {
-    std::mt19937 random(4);
-    for (int round = 0; round < 200; ++round) {
-      RawClient client(daemon);
-      client.hello();
-      std::string bytes(random() % 200, '\0');
-      for (char& byte : bytes) byte = static_cast<char>(random());
-      client.sendBytes(bytes);
-    }
-  }
-  checkAlive(*session);
-  checkAlive(*daemon.connect());
 }
 
 }  // namespace

@@ -74,6 +74,28 @@ TEST_CASE("the first operator counts, however early it is sent") {
   }
 }
 
+TEST_CASE("the workers that are left drop what is released") {
+  DaemonFixture daemon({.workers = 2, .flags = {"--heartbeat.interval", "100ms", "--heartbeat.silent_after", "10s"}});
+  const auto session = daemon.connect();
+  const std::vector<float> values(1 << 20, 1);
+  const auto heldBy = [&](Rank rank) {
+    const v1::StatusReply status = daemon.status();
+    return status.workers(rank).tensor_bytes();
+  };
+  {
+    std::vector<Tensor> tensors;
+    for (int i = 0; i < 4; ++i) tensors.push_back(session->put(HostView::of(values, {1 << 20}), session->mesh()));
+    REQUIRE(session->synchronize().wait(kDeadline).ok());
+    REQUIRE(eventually([&] { return heldBy(0) >= 16 << 20; }, std::chrono::seconds(5)));
+    ::kill(static_cast<pid_t>(daemon.status().workers(1).pid()), SIGKILL);
+    REQUIRE(eventually([&] { return daemon.status().health() == v1::HEALTH_DEGRADED; }, std::chrono::seconds(5)));
+    CHECK(heldBy(0) >= 16 << 20);
+    CHECK(daemon.status().workers(1).queued() == 0);
+  }
+  CHECK_FALSE(session->synchronize().wait(kDeadline).ok());  // sends the releases; what was on worker 1 is lost
+  CHECK(eventually([&] { return heldBy(0) < 1 << 20; }, std::chrono::seconds(5)));
+}
+
 TEST_CASE("a killed worker fails what needs it within a second, by name") {
   DaemonFixture daemon;
   const auto session = daemon.connect();

@@ -399,6 +399,7 @@ void sweep(Session& session, int workers, const Case& one, std::map<std::string,
       if (isAllReplicate(info->placements)) {
         for (Rank rank = 0; rank < workers; ++rank) {
           const absl::StatusOr<HostTensor> replica = result.getLocal(rank).wait(kDeadline);
+          INFO(replica.status());
           REQUIRE(replica.ok());
           REQUIRE(at::equal(toTensor(*replica), got));
         }

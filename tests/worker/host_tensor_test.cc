@@ -23,7 +23,7 @@ at::Tensor numbers(const std::vector<std::int64_t>& shape) {
   return at::arange(count, at::kFloat).reshape(shape);
 }
 
-HostTensor whole(const at::Tensor& tensor, Placements placements) {
+HostLayout whole(const at::Tensor& tensor, Placements placements) {
   return {*makeMeta(DType::kFloat32, tensor.sizes().vec()), std::move(placements), false, {}};
 }
 
@@ -103,7 +103,7 @@ TEST_CASE("given parts are taken as they are") {
   const DeviceMesh mesh = cpuMesh({3});
   const std::vector<at::Tensor> parts{numbers({2, 3}), numbers({2, 3}) * 2, numbers({1, 3}) * 3};
   const at::Tensor bytes = at::cat(parts, 0);
-  HostTensor host{*makeMeta(DType::kFloat32, {5, 3}), {Placement::shard(0)}, true, {{2, 3}, {2, 3}, {1, 3}}};
+  HostLayout host{*makeMeta(DType::kFloat32, {5, 3}), {Placement::shard(0)}, true, {{2, 3}, {2, 3}, {1, 3}}};
   for (Rank rank = 0; rank < 3; ++rank) {
     absl::StatusOr<at::Tensor> part = localPart(host, bytesOf(bytes), mesh, {rank});
     REQUIRE(part.ok());

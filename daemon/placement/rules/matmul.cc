@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "daemon/placement/rule.h"
@@ -56,20 +55,10 @@ absl::StatusOr<Factors> einsumFactors(const RuleCall& call, absl::string_view de
   }
   factors.outputs.push_back(std::move(output));
 
-  const auto numbersOf = [](absl::string_view text) {
-    std::vector<int> numbers;
-    for (const absl::string_view part : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
-      int number = 0;
-      if (absl::SimpleAtoi(part, &number)) numbers.push_back(number);
-    }
-    return numbers;
-  };
-  if (sections.size() > 1) {
-    for (const absl::string_view set : absl::StrSplit(sections[1], '|')) {
-      if (std::vector<int> inputs = numbersOf(set); !inputs.empty()) factors.linear.push_back(std::move(inputs));
-    }
+  if (sections.size() > 1) factors.linear = argumentSets(sections[1]);
+  if (sections.size() > 2) {
+    for (const std::vector<int>& addends : argumentSets(sections[2])) factors.addends = addends;
   }
-  if (sections.size() > 2) factors.addends = numbersOf(sections[2]);
   return factors;
 }
 

@@ -1,8 +1,6 @@
 #include <algorithm>
 #include <array>
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_split.h"
 #include "daemon/placement/rule.h"
 
 namespace dtorch {
@@ -60,12 +58,7 @@ absl::StatusOr<Factors> pointwiseFactors(const RuleCall& call, absl::string_view
     for (std::size_t d = 0; d < dims; ++d) ofOutput[d] = static_cast<int>(d);
     factors.outputs.push_back(std::move(ofOutput));
   }
-  for (const absl::string_view set : absl::StrSplit(detail, '|', absl::SkipEmpty())) {
-    std::vector<int> inputs;
-    for (const absl::string_view number : absl::StrSplit(set, ' ', absl::SkipEmpty())) {
-      int input = 0;
-      if (absl::SimpleAtoi(number, &input)) inputs.push_back(input);
-    }
+  for (std::vector<int>& inputs : argumentSets(detail)) {
     const bool allTensors = std::all_of(inputs.begin(), inputs.end(), [&](int argument) {
       const auto* tensor = call.arguments[static_cast<std::size_t>(argument)].as<TensorArg>();
       return tensor != nullptr;

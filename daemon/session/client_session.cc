@@ -1,4 +1,4 @@
-#include "daemon/session/session.h"
+#include "daemon/session/client_session.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,19 +8,29 @@
 #include "absl/strings/str_cat.h"
 #include "core/shard.h"
 #include "proto/codec.h"
+#include "proto/limits.h"
+#include "proto/segment_codec.h"
 #include "proto/version.h"
 
 namespace dtorch {
 namespace {
 
-// Uploads up to this size travel inside the frame.
-constexpr std::size_t kInlineBytes = 64u << 10;
 // Failures nobody asked about: so many are remembered, the rest only counted.
 constexpr std::size_t kRememberedFailures = 1024;
 // A client that leaves so much unread is not read from either, until it has drained.
 constexpr std::size_t kHeldBackBytes = 32u << 20;
+// What a session may define: programs have some hundreds of each.
 constexpr std::uint32_t kMaxTemplates = 1u << 20;
+constexpr std::size_t kMaxTemplateBytes = 256u << 20;
+constexpr std::uint32_t kMaxSites = 1u << 20;
+constexpr std::uint32_t kMaxMeshes = 4096;
+constexpr std::size_t kMaxKnownMeshes = 1u << 16;
 constexpr std::uint32_t kMaxOutputs = 1u << 16;
+// How long one request may hold up other sessions, and status().
+constexpr std::chrono::milliseconds kTurn(20);
+constexpr int kCommandsBetweenClocks = 32;
+// Failures of operands that a session may have released by then.
+constexpr std::size_t kUnownedFailures = 4096;
 
 std::string localShapeText(const std::vector<std::int64_t>& shape) {
   return TensorMeta{DType::kUnspecified, shape, {}}.toString().substr(name(DType::kUnspecified).size());
@@ -36,7 +46,7 @@ void sendResult(SessionChannel* channel, FutureId future, const TensorMeta* meta
 
 }  // namespace
 
-Session::Session(SessionId id, std::shared_ptr<SessionChannel> channel, SessionServices* services)
+ClientSession::ClientSession(SessionId id, std::shared_ptr<SessionChannel> channel, SessionServices* services)
     : id_(id),
       channel_(std::move(channel)),
       services_(services),
@@ -44,12 +54,12 @@ Session::Session(SessionId id, std::shared_ptr<SessionChannel> channel, SessionS
       nextOperand_((id << kSessionShift) + 1),
       nextFence_((id << kSessionShift) + 1) {}
 
-void Session::accept(std::unique_ptr<ClientRequest> request) {
+void ClientSession::accept(std::unique_ptr<ClientRequest> request) {
   request_ = std::move(request);
   cursor_ = 0;
 }
 
-bool Session::work() {
+ClientSession::Progress ClientSession::work() {
   const v1::ClientMessage& message = std::as_const(*request_).message();
   switch (message.kind_case()) {
     case v1::ClientMessage::kHello:
@@ -60,14 +70,7 @@ bool Session::work() {
         protocolError(absl::FailedPreconditionError("the first message of a stream must be a hello"));
         break;
       }
-      while (!closed_ && cursor_ < message.batch().commands_size()) {
-        if (!run(message.batch().commands(cursor_))) {
-          services_->executor->flush();
-          return false;
-        }
-        ++cursor_;
-      }
-      services_->executor->flush();
+      if (const Progress progress = workOn(message.batch()); progress != Progress::kDone) return progress;
       break;
     case v1::ClientMessage::KIND_NOT_SET:
       protocolError(absl::InvalidArgumentError("a message is neither hello nor batch, or one of a newer protocol"));
@@ -75,25 +78,40 @@ bool Session::work() {
   }
   request_.reset();
   readOn();
-  return true;
+  return Progress::kDone;
 }
 
-void Session::readOn() {
+ClientSession::Progress ClientSession::workOn(const v1::CommandBatch& batch) {
+  const auto over = std::chrono::steady_clock::now() + kTurn;
+  Progress progress = Progress::kDone;
+  for (int untilClock = kCommandsBetweenClocks; !closed_ && cursor_ < batch.commands_size(); ++cursor_) {
+    if (--untilClock == 0) {
+      untilClock = kCommandsBetweenClocks;
+      if (std::chrono::steady_clock::now() > over) progress = Progress::kTurnOver;
+    }
+    if (progress == Progress::kDone && !run(batch.commands(cursor_))) progress = Progress::kWaiting;
+    if (progress != Progress::kDone) break;
+  }
+  services_->executor->flush();
+  return progress;
+}
+
+void ClientSession::readOn() {
   if (closed_ || request_ != nullptr) return;
   held_ = channel_->queuedBytes() > kHeldBackBytes;
   if (!held_) channel_->readNext();
 }
 
-void Session::drained() {
+void ClientSession::drained() {
   if (held_) readOn();
 }
 
-void Session::protocolError(const absl::Status& status) {
+void ClientSession::protocolError(const absl::Status& status) {
   closed_ = true;
   channel_->close(status);
 }
 
-void Session::hello(const v1::ClientHello& hello) {
+void ClientSession::hello(const v1::ClientHello& hello) {
   if (greeted_) return protocolError(absl::InvalidArgumentError("a second hello on one stream"));
   if (hello.protocol() != kProtocolVersion) {
     return protocolError(absl::FailedPreconditionError(absl::StrCat("the client speaks protocol ", hello.protocol(),
@@ -113,14 +131,14 @@ void Session::hello(const v1::ClientHello& hello) {
   channel_->send(std::move(message));
 }
 
-bool Session::run(const v1::Command& command) {
+bool ClientSession::run(const v1::Command& command) {
   if (command.template_id() != 0) return runCall(command);
   switch (command.other_case()) {
     case v1::Command::kDefineTemplate:
       defineTemplate(command.define_template());
       return true;
     case v1::Command::kDefineSite:
-      sites_[command.define_site().id()] = {printable(command.define_site().file(), 512), command.define_site().line()};
+      defineSite(command.define_site());
       return true;
     case v1::Command::kDefineMesh:
       defineMesh(command.define_mesh());
@@ -153,12 +171,12 @@ bool Session::run(const v1::Command& command) {
 
 // --- failures ---
 
-std::string Session::site(std::uint32_t id) const {
+std::string ClientSession::site(std::uint32_t id) const {
   const auto it = sites_.find(id);
   return it == sites_.end() ? std::string() : it->second.toString();
 }
 
-OperandFailurePtr Session::fail(absl::Status status, std::string operatorName, std::uint32_t siteId) {
+OperandFailurePtr ClientSession::fail(absl::Status status, std::string operatorName, std::uint32_t siteId) {
   auto failure =
       std::make_shared<OperandFailure>(OperandFailure{std::move(status), std::move(operatorName), -1, site(siteId)});
   ++failed_;
@@ -167,26 +185,26 @@ OperandFailurePtr Session::fail(absl::Status status, std::string operatorName, s
   return failure;
 }
 
-void Session::remember(const OperandFailurePtr& failure) {
+void ClientSession::remember(const OperandFailurePtr& failure) {
   if (unobserved_.size() >= kRememberedFailures) {
     std::erase_if(unobserved_, [](const OperandFailurePtr& f) { return f->observed; });
   }
   if (unobserved_.size() < kRememberedFailures) unobserved_.push_back(failure);
 }
 
-OperandFailurePtr Session::unknownTensor(TensorId tensor, const std::string& operatorName, std::uint32_t siteId) {
+OperandFailurePtr ClientSession::unknownTensor(TensorId tensor, const std::string& operatorName, std::uint32_t siteId) {
   return fail(absl::NotFoundError(absl::StrCat(
                   "tensor ", tensor, " is not one of this session: it was never made, or it has been released")),
               operatorName, siteId);
 }
 
-void Session::poison(TensorId first, std::uint32_t count, const OperandFailurePtr& failure) {
+void ClientSession::poison(TensorId first, std::uint32_t count, const OperandFailurePtr& failure) {
   for (std::uint32_t i = 0; i < count; ++i) {
     if (!addTensor(first + i, {0, nullptr, failure})) return;
   }
 }
 
-bool Session::addTensor(TensorId tensor, Operand operand) {
+bool ClientSession::addTensor(TensorId tensor, Operand operand) {
   if (tensor == 0) {
     protocolError(absl::InvalidArgumentError("tensor id 0 is not allowed"));
     return false;
@@ -206,8 +224,8 @@ bool Session::addTensor(TensorId tensor, Operand operand) {
   return true;
 }
 
-OperandFailurePtr Session::reportedFailure(OperatorNumber root, Rank rank, std::uint32_t siteId,
-                                           const v1::Status& error) {
+OperandFailurePtr ClientSession::reportedFailure(OperatorNumber root, Rank rank, std::uint32_t siteId,
+                                                 const v1::Status& error) {
   OperandFailurePtr& failure = reported_[root];
   if (failure == nullptr) {
     failure =
@@ -225,7 +243,7 @@ OperandFailurePtr Session::reportedFailure(OperatorNumber root, Rank rank, std::
   return failure;
 }
 
-void Session::operatorFailed(Rank rank, const v1::OperatorFailed& failed) {
+void ClientSession::operatorFailed(Rank rank, const v1::OperatorFailed& failed) {
   // An upload is no operator: its failures are told apart by the operand.
   const OperatorNumber root = failed.root() != 0              ? failed.root()
                               : failed.operator_number() != 0 ? failed.operator_number()
@@ -233,29 +251,60 @@ void Session::operatorFailed(Rank rank, const v1::OperatorFailed& failed) {
   const Rank where = failed.error().rank() > 0 ? failed.error().rank() - 1 : rank;
   OperandFailurePtr failure = reportedFailure(root, where, failed.site(), failed.error());
   for (const OperandId operand : failed.operands()) failedOperands_.emplace(operand, failure);
+  if (failedOperands_.size() > 2 * tensors_.size() + kUnownedFailures) forgetFailuresOfReleased();
 }
 
-OperandFailurePtr Session::failureOf(OperandId operand, Rank rank, const v1::FetchedValue& value) {
+// A worker's report may come after the release of the operand, or be of one that no tensor stands for (a gathered
+// value).
+void ClientSession::forgetFailuresOfReleased() {
+  absl::flat_hash_set<OperandId> held;
+  for (const auto& [tensor, operand] : tensors_) held.insert(operand.id);
+  absl::erase_if(failedOperands_, [&](const auto& entry) { return !held.contains(entry.first); });
+}
+
+void ClientSession::addLayouts(absl::flat_hash_set<const TensorLayout*>& used) const {
+  for (const auto& [tensor, operand] : tensors_) {
+    if (operand.layout != nullptr) used.insert(operand.layout);
+  }
+  if (incoming_ != nullptr && incoming_->layout != nullptr) used.insert(incoming_->layout);
+}
+
+OperandFailurePtr ClientSession::failureOf(OperandId operand, Rank rank, const v1::FetchedValue& value) {
   if (const auto it = failedOperands_.find(operand); it != failedOperands_.end()) return it->second;
   if (!value.has_error() || value.root() == 0) return nullptr;
   const Rank where = value.error().rank() > 0 ? value.error().rank() - 1 : rank;
   return reportedFailure(value.root(), where, value.site(), value.error());
 }
 
-std::uint64_t Session::unobservedFailures() const {
+std::uint64_t ClientSession::unobservedFailures() const {
   return static_cast<std::uint64_t>(
       std::count_if(unobserved_.begin(), unobserved_.end(), [](const OperandFailurePtr& f) { return !f->observed; }));
 }
 
 // --- definitions ---
 
-void Session::defineTemplate(const v1::TemplateDefinition& definition) {
+void ClientSession::defineSite(const v1::SiteDefinition& definition) {
+  if (definition.id() == 0 || definition.id() > kMaxSites) {
+    return protocolError(
+        absl::InvalidArgumentError(absl::StrCat("site id ", definition.id(), " is none of 1 to ", kMaxSites)));
+  }
+  sites_[definition.id()] = {printable(definition.file(), 512), definition.line()};
+}
+
+void ClientSession::defineTemplate(const v1::TemplateDefinition& definition) {
   if (definition.id() == 0 || definition.id() > kMaxTemplates) {
     return protocolError(
         absl::InvalidArgumentError(absl::StrCat("template id ", definition.id(), " is none of 1 to ", kMaxTemplates)));
   }
   TemplateEntry& entry = templates_[definition.id()];
-  entry = {nullptr, printable(definition.name(), 256), absl::OkStatus(), std::min(definition.outputs(), kMaxOutputs)};
+  templateBytes_ -= entry.bytes;
+  entry = {nullptr, printable(definition.name(), 256), absl::OkStatus(), std::min(definition.outputs(), kMaxOutputs),
+           definition.ByteSizeLong()};
+  templateBytes_ += entry.bytes;
+  if (templateBytes_ > kMaxTemplateBytes) {
+    return protocolError(absl::ResourceExhaustedError(
+        absl::StrCat("the session's templates take more than ", kMaxTemplateBytes, " bytes")));
+  }
   const PlacedMesh* placedOn = nullptr;
   if (definition.mesh() != 0) {
     absl::StatusOr<const PlacedMesh*> found = mesh(definition.mesh());
@@ -294,7 +343,7 @@ void Session::defineTemplate(const v1::TemplateDefinition& definition) {
   services_->templates.emplace(key, entry.op);
 }
 
-void Session::defineMesh(const v1::MeshDefinition& definition) {
+void ClientSession::defineMesh(const v1::MeshDefinition& definition) {
   absl::StatusOr<DeviceMesh> wanted = fromWire(definition.mesh());
   if (!wanted.ok()) return protocolError(wanted.status());
   for (const Rank rank : wanted->ranks()) {
@@ -307,24 +356,29 @@ void Session::defineMesh(const v1::MeshDefinition& definition) {
     return protocolError(
         absl::InvalidArgumentError(absl::StrCat("mesh ", wanted->toString(), ": the workers' devices are cpu")));
   }
-  auto [it, isNew] = services_->meshes.try_emplace(*wanted, PlacedMesh{*wanted, 0});
-  if (isNew) it->second.group = services_->executor->groupOf(wanted->ranks());
-  meshes_[definition.id()] = &it->second;
+  if (definition.id() == 0 || definition.id() > kMaxMeshes || services_->meshes.size() > kMaxKnownMeshes) {
+    return protocolError(
+        absl::ResourceExhaustedError(absl::StrCat("mesh id ", definition.id(), ": a session may define ", kMaxMeshes,
+                                                  ", a daemon know ", kMaxKnownMeshes, " different ones")));
+  }
+  const absl::StatusOr<GroupId> group = services_->executor->groupOf(wanted->ranks());
+  if (!group.ok()) return protocolError(group.status());
+  meshes_[definition.id()] = &services_->meshes.try_emplace(*wanted, PlacedMesh{*wanted, *group}).first->second;
 }
 
-absl::StatusOr<const PlacedMesh*> Session::mesh(std::uint32_t id) const {
+absl::StatusOr<const PlacedMesh*> ClientSession::mesh(std::uint32_t id) const {
   const auto it = meshes_.find(id);
   if (it == meshes_.end()) return absl::NotFoundError(absl::StrCat("mesh ", id, " is not defined in this session"));
   return it->second;
 }
 
-bool Session::canAppend(GroupId group) const {
+bool ClientSession::canAppend(GroupId group) const {
   return services_->executor->usable(group) || !services_->executor->error(group).ok();
 }
 
 // --- operators ---
 
-OperandId Session::publish(PlannedOperator* plan, absl::Span<const OperandId> inputs, std::uint32_t siteId) {
+OperandId ClientSession::publish(PlannedOperator* plan, absl::Span<const OperandId> inputs, std::uint32_t siteId) {
   Executor* executor = services_->executor;
   const GroupId group = plan->mesh->group;
   groups_.insert(group);
@@ -343,7 +397,7 @@ OperandId Session::publish(PlannedOperator* plan, absl::Span<const OperandId> in
   return first;
 }
 
-void Session::refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure) {
+void ClientSession::refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure) {
   poison(command.first_output(), op.outputs, failure);
   // Whoever reads what was not written must hear of it.
   for (const auto& [output, input] : op.mutated) {
@@ -353,7 +407,7 @@ void Session::refuse(const v1::Command& command, const OperatorTemplate& op, con
   }
 }
 
-bool Session::runCall(const v1::Command& command) {
+bool ClientSession::runCall(const v1::Command& command) {
   const auto found = templates_.find(command.template_id());
   if (found == templates_.end()) {
     protocolError(absl::InvalidArgumentError(absl::StrCat("template ", command.template_id(), " is not defined")));
@@ -410,11 +464,16 @@ bool Session::runCall(const v1::Command& command) {
   return true;
 }
 
-absl::Status Session::checkQuota(absl::Span<const TensorLayout* const> added) const {
+absl::Status ClientSession::checkQuota(absl::Span<const TensorLayout* const> added) const {
   const SessionLimits& limits = services_->limits;
   std::uint64_t bytes = tensorBytes_;
+  std::size_t tensors = tensors_.size() + added.size();
   for (const TensorLayout* layout : added) bytes += static_cast<std::uint64_t>(layout->meta.bytes());
-  if (tensors_.size() + added.size() > limits.maxTensors) {
+  if (incoming_ != nullptr && incoming_->layout != nullptr) {
+    bytes += static_cast<std::uint64_t>(incoming_->layout->meta.bytes());
+    ++tensors;
+  }
+  if (tensors > limits.maxTensors) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "the session would hold more than session.max_tensors = ", limits.maxTensors, " tensors; release some"));
   }
@@ -426,7 +485,7 @@ absl::Status Session::checkQuota(absl::Span<const TensorLayout* const> added) co
   return absl::OkStatus();
 }
 
-bool Session::redistribute(const v1::Command& command) {
+bool ClientSession::redistribute(const v1::Command& command) {
   const v1::Redistribute& wanted = command.redistribute();
   const auto it = tensors_.find(wanted.tensor());
   OperandFailurePtr failure;
@@ -463,7 +522,7 @@ bool Session::redistribute(const v1::Command& command) {
 
 // --- values in ---
 
-absl::StatusOr<TensorLayout> Session::checkPut(const v1::Put& put) const {
+absl::StatusOr<TensorLayout> ClientSession::checkPut(const v1::Put& put) const {
   absl::StatusOr<const PlacedMesh*> placedOn = mesh(put.mesh());
   if (!placedOn.ok()) return placedOn.status();
   const DeviceMesh& deviceMesh = (*placedOn)->mesh;
@@ -503,7 +562,7 @@ absl::StatusOr<TensorLayout> Session::checkPut(const v1::Put& put) const {
   return TensorLayout{*std::move(meta), *placedOn, *std::move(placements)};
 }
 
-bool Session::put(const v1::Put& put, std::uint32_t siteId) {
+bool ClientSession::put(const v1::Put& put, std::uint32_t siteId) {
   if (incoming_ == nullptr) {
     incoming_ = std::make_unique<Incoming>();
     Incoming& incoming = *incoming_;
@@ -514,7 +573,7 @@ bool Session::put(const v1::Put& put, std::uint32_t siteId) {
     absl::Status status = layout.status();
     if (status.ok()) {
       incoming.layout = services_->layouts->intern(*std::move(layout));
-      status = checkQuota({&incoming.layout, 1});
+      status = checkQuota({});
     }
     v1::Upload& upload = incoming.upload;
     if (status.ok()) {
@@ -524,14 +583,14 @@ bool Session::put(const v1::Put& put, std::uint32_t siteId) {
       upload.set_parts(put.parts());
       *upload.mutable_part_shapes() = put.part_shapes();
       if (put.total_bytes() > kInlineBytes) {
-        absl::StatusOr<Segment> segment = Segment::create("dtorch-put", put.total_bytes());
+        absl::StatusOr<Segment> segment = Segment::reserve("dtorch-put", put.total_bytes());
         status = segment.status();
         if (segment.ok()) incoming.segment = *std::move(segment);
       }
     }
     if (!status.ok()) incoming.failure = fail(status, "put", siteId);
     if (!put.inline_bytes().empty()) receive(0, put.inline_bytes());
-  } else if (incoming_->tensor != put.tensor()) {
+  } else if (!incoming_->waiting) {
     protocolError(absl::InvalidArgumentError(absl::StrCat(
         "a put of tensor ", put.tensor(), " before the one of tensor ", incoming_->tensor, " is complete")));
     return true;
@@ -539,18 +598,24 @@ bool Session::put(const v1::Put& put, std::uint32_t siteId) {
   return finishPut();
 }
 
-void Session::receive(std::uint64_t offset, const std::string& data) {
+void ClientSession::receive(std::uint64_t offset, const std::string& data) {
   Incoming& incoming = *incoming_;
   incoming.received = offset + data.size();
   if (incoming.failure != nullptr) return;
   if (incoming.segment.size() > 0) {
+    if (data.empty()) return;
+    if (absl::Status status = incoming.segment.commit(offset, data.size()); !status.ok()) {
+      incoming.failure = fail(std::move(status), "put", incoming.site);
+      incoming.segment = {};
+      return;
+    }
     std::memcpy(incoming.segment.data() + offset, data.data(), data.size());
   } else {
     incoming.upload.mutable_inline_bytes()->append(data);
   }
 }
 
-bool Session::putChunk(const v1::PutChunk& chunk) {
+bool ClientSession::putChunk(const v1::PutChunk& chunk) {
   if (incoming_ == nullptr || incoming_->tensor != chunk.tensor()) {
     protocolError(absl::InvalidArgumentError(
         absl::StrCat("bytes of tensor ", chunk.tensor(), " without a put that waits for them")));
@@ -571,7 +636,7 @@ bool Session::putChunk(const v1::PutChunk& chunk) {
   return finishPut();
 }
 
-bool Session::finishPut() {
+bool ClientSession::finishPut() {
   Incoming& incoming = *incoming_;
   if (incoming.received < incoming.totalBytes) return true;
   if (incoming.failure == nullptr) {
@@ -585,12 +650,7 @@ bool Session::finishPut() {
     } else {
       groups_.insert(group);
       if (incoming.segment.size() > 0) {
-        const SegmentRef& ref = incoming.segment.ref();
-        v1::SegmentRef* wire = incoming.upload.mutable_segment();
-        wire->set_pid(ref.pid);
-        wire->set_fd(ref.fd);
-        wire->set_inode(ref.inode);
-        wire->set_bytes(ref.bytes);
+        toWire(incoming.segment.ref(), incoming.upload.mutable_segment());
       }
       const OperandId operand = nextOperand_++;
       incoming.upload.set_operand(operand);
@@ -606,7 +666,7 @@ bool Session::finishPut() {
 
 // --- values out ---
 
-bool Session::get(const v1::Command& command) {
+bool ClientSession::get(const v1::Command& command) {
   const v1::Get& wanted = command.get();
   const auto it = tensors_.find(wanted.tensor());
   if (it == tensors_.end()) {
@@ -647,7 +707,7 @@ bool Session::get(const v1::Command& command) {
   return true;
 }
 
-void Session::describe(const v1::Describe& describe) {
+void ClientSession::describe(const v1::Describe& describe) {
   const auto it = tensors_.find(describe.tensor());
   if (it == tensors_.end()) {
     return FutureTable::sendError(channel_.get(), describe.future(),
@@ -669,7 +729,7 @@ void Session::describe(const v1::Describe& describe) {
   channel_->send(std::move(message));
 }
 
-bool Session::synchronize(const v1::Synchronize& synchronize) {
+bool ClientSession::synchronize(const v1::Synchronize& synchronize) {
   for (const GroupId group : groups_) {
     if (!canAppend(group)) return false;
   }
@@ -686,7 +746,7 @@ bool Session::synchronize(const v1::Synchronize& synchronize) {
   return true;
 }
 
-void Session::finishSynchronize(FutureId future) {
+void ClientSession::finishSynchronize(FutureId future) {
   for (const OperandFailurePtr& failure : unobserved_) {
     if (failure->observed) continue;
     FutureTable::sendError(channel_.get(), future, failure.get());
@@ -696,7 +756,7 @@ void Session::finishSynchronize(FutureId future) {
   sendResult(channel_.get(), future, nullptr);
 }
 
-void Session::fenceReached(std::uint64_t fence) {
+void ClientSession::fenceReached(std::uint64_t fence) {
   const auto it = fences_.find(fence);
   if (it == fences_.end()) return;
   std::shared_ptr<PendingFence> pending = it->second.pending;
@@ -704,7 +764,7 @@ void Session::fenceReached(std::uint64_t fence) {
   if (--pending->missing == 0) finishSynchronize(pending->future);
 }
 
-void Session::failBrokenGroups(Rank rank) {
+void ClientSession::failBrokenGroups(Rank rank) {
   // What was in flight is lost, whether or not somebody waits for it: the next synchronize says so.
   for (auto it = groups_.begin(); it != groups_.end();) {
     const auto current = it++;
@@ -720,8 +780,8 @@ void Session::failBrokenGroups(Rank rank) {
   for (const std::uint64_t fence : ended) fenceReached(fence);
 }
 
-void Session::release(const v1::Release& release) {
-  v1::Discard* discard = nullptr;
+void ClientSession::release(const v1::Release& release) {
+  std::vector<OperandId> released;
   GroupId group = 0;
   for (const TensorId tensor : release.tensors()) {
     const auto it = tensors_.find(tensor);
@@ -731,17 +791,17 @@ void Session::release(const v1::Release& release) {
     if (operand.id == 0) continue;
     tensorBytes_ -= static_cast<std::uint64_t>(operand.layout->meta.bytes());
     failedOperands_.erase(operand.id);
-    const GroupId of = operand.layout->mesh->group;
-    if (!services_->executor->error(of).ok()) continue;
-    if (discard == nullptr || group != of) {
-      discard = services_->executor->appendCommand(of)->mutable_discard();
-      group = of;
+    if (group != operand.layout->mesh->group && !released.empty()) {
+      services_->executor->discard(group, released);
+      released.clear();
     }
-    discard->add_operands(operand.id);
+    group = operand.layout->mesh->group;
+    released.push_back(operand.id);
   }
+  if (!released.empty()) services_->executor->discard(group, released);
 }
 
-void Session::close() {
+void ClientSession::close() {
   closed_ = true;
   request_.reset();
   services_->futures->dropSession(id_);
@@ -751,7 +811,7 @@ void Session::close() {
   services_->executor->flush();
 }
 
-v1::SessionStatus Session::status() const {
+v1::SessionStatus ClientSession::status() const {
   v1::SessionStatus status;
   const PeerCredentials peer = channel_->peer();
   status.set_id(id_);

@@ -14,9 +14,9 @@
 #include "daemon/graph/tensor_layout.h"
 #include "daemon/placement/operator_template.h"
 #include "daemon/placement/planner.h"
-#include "daemon/rpc/session_channel.h"
 #include "daemon/session/future_table.h"
 #include "daemon/session/operand_failure.h"
+#include "daemon/session/session_channel.h"
 #include "shm/segment.h"
 
 namespace dtorch {
@@ -50,13 +50,17 @@ struct SessionServices {
 /// One client stream: its tensors, templates, meshes and call sites, and the requests that act on them.
 ///
 /// Thread: the controller loop's.
-class Session {
+class ClientSession {
  public:
-  Session(SessionId id, std::shared_ptr<SessionChannel> channel, SessionServices* services);
+  ClientSession(SessionId id, std::shared_ptr<SessionChannel> channel, SessionServices* services);
 
-  /// Works on the request until it is done (true, and the channel reads on) or its group is not usable for now (false:
-  /// call again when it is).
-  bool work();
+  enum class Progress : std::uint8_t {
+    kDone,     // the channel reads on
+    kWaiting,  // its group is not usable for now: go on when it is
+    kTurnOver  // others have a turn first
+  };
+  /// Works on the request, for one turn at most.
+  Progress work();
   void accept(std::unique_ptr<ClientRequest> request);
   bool hasWork() const { return request_ != nullptr; }
   /// The client has read most of what was queued for it.
@@ -72,6 +76,9 @@ class Session {
   /// A worker is gone: fences of its groups end.
   void failBrokenGroups(Rank rank);
 
+  /// Adds what the session's tensors look like.
+  void addLayouts(absl::flat_hash_set<const TensorLayout*>& used) const;
+
   SessionId id() const { return id_; }
   SessionChannel* channel() { return channel_.get(); }
   std::uint64_t unobservedFailures() const;
@@ -83,6 +90,7 @@ class Session {
     std::string name;
     absl::Status error;
     std::uint32_t outputs = 0;
+    std::size_t bytes = 0;  // of its definition
   };
   // The put whose bytes are coming in.
   struct Incoming {
@@ -97,10 +105,12 @@ class Session {
     OperandFailurePtr failure;  // found at the start; the bytes that still come are swallowed
   };
 
+  Progress workOn(const v1::CommandBatch& batch);
   // These return false when the command must wait for its group, and have then changed nothing.
   bool run(const v1::Command& command);
   bool runCall(const v1::Command& command);
   void hello(const v1::ClientHello& hello);
+  void defineSite(const v1::SiteDefinition& definition);
   void defineTemplate(const v1::TemplateDefinition& definition);
   void defineMesh(const v1::MeshDefinition& definition);
   bool put(const v1::Put& put, std::uint32_t site);
@@ -124,6 +134,7 @@ class Session {
   void refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure);
   void poison(TensorId first, std::uint32_t count, const OperandFailurePtr& failure);
   void remember(const OperandFailurePtr& failure);
+  void forgetFailuresOfReleased();
   void readOn();
   OperandFailurePtr fail(absl::Status status, std::string operatorName, std::uint32_t site);
   OperandFailurePtr unknownTensor(TensorId tensor, const std::string& operatorName, std::uint32_t site);
@@ -147,6 +158,7 @@ class Session {
   absl::flat_hash_map<TensorId, Operand> tensors_;
   std::uint64_t tensorBytes_ = 0;
   absl::flat_hash_map<std::uint32_t, TemplateEntry> templates_;
+  std::size_t templateBytes_ = 0;
   absl::flat_hash_map<std::uint32_t, const PlacedMesh*> meshes_;
   absl::flat_hash_map<std::uint32_t, CallSite> sites_;
   absl::flat_hash_set<GroupId> groups_;

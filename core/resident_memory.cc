@@ -1,4 +1,4 @@
-#include "daemon/metrics/resident.h"
+#include "core/resident_memory.h"
 
 #include <unistd.h>
 

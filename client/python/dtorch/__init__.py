@@ -1,0 +1,316 @@
+"""Distributed tensors on the workers of a dtorchd.
+
+    import dtorch
+
+    session = dtorch.connect()
+    x = session.put([[1.0, 2.0], [3.0, 4.0]], placements=[dtorch.Shard(0)])
+    y = session.call("aten::mm", x, x.redistribute([dtorch.Replicate()]))
+    print(y.numpy())
+
+Operators are ATen's, by their schema names. Calls do not wait and do not fail; the value that depends on a call that went
+wrong raises dtorch.Error, with the operator that failed first and the line that called it.
+"""
+import ctypes
+import sys
+import time
+from ctypes import byref, c_char_p, c_int32, c_void_p
+
+from . import _memory, _types
+from ._library import DEADLINE_EXCEEDED, Error, HostTensor, LIBRARY, Object, SessionInfo, Site, check
+from ._types import Device, DType
+from ._wire import Encoder
+
+__all__ = ["DType", "Device", "Error", "Future", "Mesh", "Partial", "Replicate", "Session", "Shard", "Tensor",
+           "TensorInfo", "Value", "connect"]
+
+_WAIT_PIECE = 0.1  # seconds between looks for a signal, such as Control-C
+
+
+class Shard:
+    """Split along tensor dimension `dim` over a mesh dimension, as torch.chunk does."""
+
+    def __init__(self, dim):
+        self.dim = int(dim)
+
+    def __repr__(self):
+        return f"S({self.dim})"
+
+    def __eq__(self, other):
+        return repr(self) == repr(other)
+
+    def __hash__(self):
+        return hash(repr(self))
+
+
+class Replicate(Shard):
+    """The whole on every rank of a mesh dimension."""
+
+    def __init__(self):
+        pass
+
+    def __repr__(self):
+        return "R"
+
+
+class Partial(Shard):
+    """A part on every rank of a mesh dimension; the value is their "sum", "avg", "product", "min" or "max"."""
+
+    def __init__(self, reduce_op="sum"):
+        self.reduce_op = reduce_op
+
+    def __repr__(self):
+        return f"P({self.reduce_op})"
+
+
+def _text(placements):
+    return " ".join(map(repr, placements or ())).encode()
+
+
+def _placement(text):
+    if text == "R":
+        return Replicate()
+    return Shard(int(text[2:-1])) if text[0] == "S" else Partial(text[2:-1])
+
+
+def _site():
+    """Of the first caller outside this package."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").split(".")[0] == __name__ and frame.f_back is not None:
+        frame = frame.f_back
+    return Site(frame.f_code.co_filename.encode(), frame.f_lineno)
+
+
+class Mesh:
+    """Ranks, arranged in one or more dimensions. Made by Session.mesh."""
+
+    def __init__(self, handle, session, ranks, shape):
+        self._object = handle
+        self._session = session  # its number: a reference would keep it open
+        self.ranks = tuple(ranks)
+        self.shape = tuple(shape)
+
+    def __repr__(self):
+        return f"Mesh(ranks={self.ranks}, shape={self.shape})"
+
+
+class TensorInfo:
+    """What describe() tells of a tensor: global shape, strides in elements, dtype, placements."""
+
+    def __init__(self, shape, strides, dtype, placements):
+        self.shape = shape
+        self.strides = strides
+        self.dtype = dtype
+        self.placements = placements
+
+    def __repr__(self):
+        return f"TensorInfo({self.dtype}{list(self.shape)}, {self.placements})"
+
+
+class Value:
+    """The value of a tensor, contiguous in host memory; immutable. numpy.asarray() and from_dlpack() take it without a
+    copy."""
+
+    def __init__(self, handle, struct):
+        self._keep = handle
+        self._address = struct.data
+        self._bytes = struct.bytes
+        self.dtype = _types.DTYPE_NAMES[struct.dtype]
+        self.shape = tuple(struct.shape[:struct.dims])
+
+    def numpy(self):
+        """A read-only NumPy array. dtypes that NumPy has not (bfloat16) come as unsigned integers of their bits."""
+        import numpy
+
+        dtype = numpy.dtype(_types.WITHOUT_NUMPY.get(self.dtype, self.dtype))
+        if self._bytes == 0:
+            return numpy.empty(self.shape, dtype)
+        memory = (ctypes.c_char * self._bytes).from_address(self._address)
+        memory._keep = self._keep
+        array = numpy.frombuffer(memory, dtype).reshape(self.shape)
+        array.flags.writeable = False
+        return array
+
+    def __array__(self, dtype=None, copy=None):
+        array = self.numpy()
+        return array if dtype is None and not copy else array.astype(dtype or array.dtype)
+
+    def __dlpack__(self, stream=None, **_):
+        return _memory.capsule(self._address, self.dtype, self.shape, self._keep)
+
+    def __dlpack_device__(self):
+        return _memory.DL_CPU, 0
+
+    def torch(self):
+        """A PyTorch CPU tensor of its own memory."""
+        import torch
+
+        dtype = getattr(torch, self.dtype)
+        if self._bytes == 0:
+            return torch.empty(self.shape, dtype=dtype)
+        memory = (ctypes.c_char * self._bytes).from_address(self._address)
+        return torch.frombuffer(bytearray(memory), dtype=dtype).reshape(self.shape)
+
+    def item(self):
+        return self.torch().item() if self.dtype in _types.WITHOUT_NUMPY else self.numpy().item()
+
+    def __repr__(self):
+        return f"Value({self.dtype}{list(self.shape)})"
+
+
+class Future:
+    """An answer that the daemon will send, or the first error that it depends on."""
+
+    def __init__(self, handle, kind):
+        self._object = handle
+        self._kind = kind
+
+    def done(self):
+        """Whether wait() would return at once."""
+        return LIBRARY.dtorch_poll(self._object.pointer) == 1
+
+    def wait(self, timeout=None):
+        """The answer. Raises TimeoutError after `timeout` seconds; the future stays good."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            piece = _WAIT_PIECE if deadline is None else min(_WAIT_PIECE, max(deadline - time.monotonic(), 0))
+            code = LIBRARY.dtorch_wait(self._object.pointer, piece)
+            if code == DEADLINE_EXCEEDED and not self.done():
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError(f"the value did not arrive in {timeout} s")
+                continue
+            if code == DEADLINE_EXCEEDED:
+                code = LIBRARY.dtorch_wait(self._object.pointer, 0)
+            check(code)
+            return self._kind(self._object)
+
+
+def _value(future):
+    struct, placements = HostTensor(), c_char_p()
+    check(LIBRARY.dtorch_result(future.pointer, byref(struct), byref(placements)))
+    return Value(future, struct)
+
+
+def _info(future):
+    struct, placements = HostTensor(), c_char_p()
+    check(LIBRARY.dtorch_result(future.pointer, byref(struct), byref(placements)))
+    dims = slice(struct.dims)
+    return TensorInfo(tuple(struct.shape[dims]), tuple(struct.strides[dims]), _types.DTYPE_NAMES[struct.dtype],
+                      [_placement(text) for text in placements.value.decode().split()])
+
+
+def _nothing(_):
+    return None
+
+
+class Tensor(_types.TensorBase):
+    """A distributed tensor. The daemon forgets it when the last reference is gone; nothing here waits but values."""
+
+    __slots__ = ("_object",)
+
+    def __init__(self, handle):
+        self._object = handle
+
+    def redistribute(self, placements):
+        """The same value, placed otherwise on its mesh."""
+        return Tensor(Object.made_by(LIBRARY.dtorch_redistribute, self._object.pointer, _text(placements), _site()))
+
+    def get(self):
+        """A Future of the whole Value."""
+        return Future(Object.made_by(LIBRARY.dtorch_get, self._object.pointer, -1), _value)
+
+    def get_local(self, rank):
+        """A Future of the part that `rank` holds; of a Partial tensor, its summand."""
+        if rank < 0:
+            raise ValueError(f"rank {rank} is negative")
+        return Future(Object.made_by(LIBRARY.dtorch_get, self._object.pointer, rank), _value)
+
+    def describe(self):
+        """A Future of its TensorInfo."""
+        return Future(Object.made_by(LIBRARY.dtorch_describe, self._object.pointer), _info)
+
+    def numpy(self, timeout=None):
+        return self.get().wait(timeout).numpy()
+
+
+class Session:
+    """A connection to a dtorchd and the tensors made over it. Made by connect(). Thread: safe; calls of one thread keep
+    their order."""
+
+    def __init__(self, handle, info):
+        self._object = handle
+        self.id = info.id
+        self.daemon_pid = info.daemon_pid
+        self.world_size = info.world_size
+        self.world = Mesh(Object.made_by(LIBRARY.dtorch_mesh, handle.pointer, None, 0, None, 0), self.id,
+                          range(self.world_size), [self.world_size])
+
+    def mesh(self, ranks, shape=None):
+        """Some of the workers, in the given order and shape (default: one dimension)."""
+        ranks = [int(rank) for rank in ranks]
+        shape = [len(ranks)] if shape is None else [int(extent) for extent in shape]
+        made = Object.made_by(LIBRARY.dtorch_mesh, self._object.pointer, (c_int32 * len(ranks))(*ranks), len(ranks),
+                              _memory.int64s(shape), len(shape))
+        return Mesh(made, self.id, ranks, shape)
+
+    def put(self, value, placements=None, mesh=None):
+        """A tensor of `value` (see _memory.view), which is copied before this returns. One placement for each mesh
+        dimension; none: all Replicate."""
+        view = _memory.view(value)
+        return Tensor(Object.made_by(LIBRARY.dtorch_put, self._object.pointer, self._mesh(mesh), _text(placements),
+                                     byref(view.struct), _site()))
+
+    def put_shards(self, parts, shape, placements, mesh=None):
+        """A tensor of global `shape` from what each rank shall hold, in mesh order; for Partial these are the
+        summands."""
+        views = [_memory.view(part) for part in parts]
+        structs = (HostTensor * len(views))(*(view.struct for view in views))
+        return Tensor(Object.made_by(LIBRARY.dtorch_put_shards, self._object.pointer, self._mesh(mesh),
+                                     _text(placements), structs, len(views), _memory.int64s(shape), len(shape),
+                                     _site()))
+
+    def call(self, name, *arguments, outputs=1, mesh=None, placements=None, **named):
+        """Calls an ATen operator by its schema name: a Tensor, or for another number of `outputs` a list of them.
+
+        Arguments are tensors, numbers, texts, dtypes, lists of these, None; those left out take the schema's defaults.
+        `mesh` and `placements` are for operators without tensor arguments.
+        """
+        encoder = Encoder()
+        encoded = encoder.arguments(arguments, named)
+        tensors = encoder.tensors
+        inputs = (c_void_p * len(tensors))(*(tensor._object.pointer for tensor in tensors))
+        results = (c_void_p * outputs)()
+        check(LIBRARY.dtorch_call(self._object.pointer, name.encode(), encoded, len(encoded), inputs, len(tensors),
+                                  None if mesh is None else self._mesh(mesh), _text(placements), outputs, _site(),
+                                  results))
+        made = [Tensor(Object(pointer)) for pointer in results]
+        return made[0] if outputs == 1 else made
+
+    def synchronize(self):
+        """A Future that resolves when everything before it has run, with the first error that nobody was told of."""
+        return Future(Object.made_by(LIBRARY.dtorch_synchronize, self._object.pointer), _nothing)
+
+    def close(self):
+        """Sends what is left and ends the session; its tensors fail from now on."""
+        self._object.__del__()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _mesh(self, mesh):
+        mesh = self.world if mesh is None else mesh
+        if mesh._session != self.id:
+            raise ValueError("the mesh belongs to another session")
+        return mesh._object.pointer
+
+
+def connect(address=None, timeout=5.0, name=None):
+    """Connects to the dtorchd at `address` (a socket's path, or host:port); default: $DTORCH_SOCKET, or this user's
+    daemon."""
+    info = SessionInfo()
+    out = c_void_p()
+    program = sys.argv[0] if name is None else name
+    check(LIBRARY.dtorch_connect((address or "").encode(), timeout, program.encode(), byref(out), byref(info)))
+    return Session(Object(out.value), info)

@@ -1,0 +1,342 @@
+// What a client sends that the library never would: it harms its own session alone.
+#include <chrono>
+#include <limits>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/cpp/session.h"
+#include "tests/catch.h"
+#include "tests/process/daemon_fixture.h"
+#include "tests/process/raw_client.h"
+
+namespace dtorch {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto kDeadline = std::chrono::seconds(20);
+using Sizes = std::vector<std::int64_t>;
+
+void checkAlive(const DaemonFixture& daemon) {
+  const auto session = daemon.connect();
+  const auto sum = session->call("aten::sum", {session->call("aten::ones", {Sizes{4}})}).get().wait(kDeadline);
+  REQUIRE(sum.ok());
+  REQUIRE(*sum->item() == 4.0);
+}
+
+v1::Command meshOfTwo(std::uint32_t id) {
+  v1::Command command;
+  command.mutable_define_mesh()->set_id(id);
+  v1::DeviceMesh* mesh = command.mutable_define_mesh()->mutable_mesh();
+  mesh->set_device_type(v1::DEVICE_TYPE_CPU);
+  mesh->add_shape(2);
+  mesh->add_ranks(0);
+  mesh->add_ranks(1);
+  return command;
+}
+
+v1::Command putOfFloats(std::uint64_t tensor, std::int64_t count, const std::string& bytes) {
+  v1::Command command;
+  v1::Put* put = command.mutable_put();
+  put->set_tensor(tensor);
+  put->set_mesh(1);
+  put->mutable_meta()->set_dtype(v1::DTYPE_FLOAT32);
+  put->mutable_meta()->add_shape(count);
+  put->add_placements()->set_replicate(true);
+  put->set_inline_bytes(bytes);
+  put->set_total_bytes(4 * static_cast<std::uint64_t>(count));
+  return command;
+}
+
+// aten::mul.Scalar of one tensor.
+v1::Command timesScalar(std::uint32_t id, double scalar) {
+  v1::Command command;
+  v1::TemplateDefinition* definition = command.mutable_define_template();
+  definition->set_id(id);
+  definition->set_name("aten::mul.Scalar");
+  definition->mutable_arguments()->add_positional()->set_tensor(0);
+  definition->mutable_arguments()->add_positional()->set_real(scalar);
+  definition->set_outputs(1);
+  return command;
+}
+
+v1::Command callOf(std::uint32_t id, std::uint64_t input, std::uint64_t output) {
+  v1::Command command;
+  command.set_template_id(id);
+  command.add_inputs(input);
+  command.set_first_output(output);
+  return command;
+}
+
+v1::Command getOf(std::uint64_t tensor, std::uint64_t future) {
+  v1::Command command;
+  command.mutable_get()->set_tensor(tensor);
+  command.mutable_get()->set_future(future);
+  return command;
+}
+
+// Everything that a session does, in one batch.
+v1::ClientMessage wholeSession() {
+  v1::ClientMessage message;
+  const auto add = [&](const v1::Command& command) { *message.mutable_batch()->add_commands() = command; };
+  add(meshOfTwo(1));
+  add(putOfFloats(1, 4, std::string(16, '\x3f')));
+  add(timesScalar(1, 2.0));
+  v1::Command site;
+  site.mutable_define_site()->set_id(1);
+  site.mutable_define_site()->set_file("file.py");
+  site.mutable_define_site()->set_line(7);
+  add(site);
+  add(callOf(1, 1, 2));
+  v1::Command redistribute;
+  redistribute.mutable_redistribute()->set_tensor(2);
+  redistribute.mutable_redistribute()->set_output(3);
+  redistribute.mutable_redistribute()->add_placements()->set_shard(0);
+  add(redistribute);
+  add(getOf(3, 1));
+  v1::Command release;
+  release.mutable_release()->add_tensors(2);
+  add(release);
+  v1::Command describe;
+  describe.mutable_describe()->set_tensor(3);
+  describe.mutable_describe()->set_future(2);
+  add(describe);
+  v1::Command synchronize;
+  synchronize.mutable_synchronize()->set_future(3);
+  add(synchronize);
+  return message;
+}
+
+TEST_CASE("a stream that breaks the protocol ends alone, with the reason") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+
+  SECTION("bytes that do not parse") {
+    RawClient client(daemon);
+    client.sendBytes(std::string("\xff\xff\xff\xff garbage", 12));
+    CHECK(client.end().error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+  }
+  SECTION("another version") {
+    RawClient client(daemon);
+    client.hello(kProtocolVersion + 1);
+    const grpc::Status end = client.end();
+    CHECK(end.error_code() == grpc::StatusCode::FAILED_PRECONDITION);
+    CHECK(end.error_message().find(std::to_string(kProtocolVersion + 1)) != std::string::npos);
+  }
+  SECTION("commands without a hello, a second hello, an empty message") {
+    RawClient first(daemon);
+    first.send(v1::Command());
+    CHECK(first.end().error_code() == grpc::StatusCode::FAILED_PRECONDITION);
+    RawClient second(daemon);
+    second.hello();
+    second.hello();
+    CHECK(second.end().error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+    RawClient third(daemon);
+    third.sendBytes("");
+    CHECK(third.end().error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+  }
+  SECTION("commands that make no sense") {
+    std::vector<v1::Command> commands(7);
+    commands[1].set_template_id(99);
+    commands[2].mutable_put_chunk()->set_tensor(4);
+    commands[3] = meshOfTwo(1);
+    commands[3].mutable_define_mesh()->mutable_mesh()->set_ranks(1, 0);
+    commands[4] = timesScalar(0, 1);
+    commands[5].mutable_define_site()->set_id(0);
+    commands[6] = meshOfTwo(1);
+    commands[6].mutable_define_mesh()->mutable_mesh()->set_ranks(1, 7);
+    for (const v1::Command& command : commands) {
+      RawClient client(daemon);
+      client.hello();
+      client.send(command);
+      CHECK(client.end().error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+    }
+  }
+  SECTION("more definitions than a session may have") {
+    for (const std::uint32_t id : {0U, 4097U}) {
+      RawClient client(daemon);
+      client.hello();
+      client.send(meshOfTwo(id));
+      CHECK(client.end().error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED);
+    }
+    RawClient client(daemon);
+    client.hello();
+    v1::Command large = timesScalar(1, 1);
+    large.mutable_define_template()->set_name(std::string(40 << 20, 'x'));
+    for (std::uint32_t id = 1; id <= 7; ++id) {
+      large.mutable_define_template()->set_id(id);
+      client.send(large);
+    }
+    CHECK(client.end().error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED);
+  }
+  SECTION("a put begun twice, bytes out of place, a put that ends in nothing") {
+    const auto sent = [&](const std::vector<v1::Command>& commands) {
+      RawClient client(daemon);
+      client.hello();
+      client.send(meshOfTwo(1));
+      for (const v1::Command& command : commands) client.send(command);
+      client.doneSending();
+      return client.end().error_code();
+    };
+    const v1::Command begun = putOfFloats(1, 1 << 20, "");
+    v1::Command chunk;
+    chunk.mutable_put_chunk()->set_tensor(1);
+    chunk.mutable_put_chunk()->set_offset(4);
+    chunk.mutable_put_chunk()->set_data("1234");
+    CHECK(sent({begun, begun}) == grpc::StatusCode::INVALID_ARGUMENT);
+    CHECK(sent({begun, chunk}) == grpc::StatusCode::INVALID_ARGUMENT);
+    CHECK(sent({begun}) == grpc::StatusCode::OK);
+  }
+  checkAlive(daemon);
+  CHECK(session->synchronize().wait(kDeadline).ok());
+}
+
+TEST_CASE("tensors of another session, and released ones, are unknown") {
+  DaemonFixture daemon;
+  const auto owner = daemon.connect();
+  const std::vector<float> secret = {42};
+  std::vector<Tensor> held;
+  for (int i = 0; i < 20; ++i) held.push_back(owner->put(HostView::of(secret, {1}), owner->mesh()));
+  REQUIRE(owner->synchronize().wait(kDeadline).ok());
+
+  RawClient client(daemon);
+  client.hello();
+  v1::ClientMessage message;
+  *message.mutable_batch()->add_commands() = meshOfTwo(1);
+  *message.mutable_batch()->add_commands() = timesScalar(1, 2.0);
+  *message.mutable_batch()->add_commands() = putOfFloats(1000, 1, "1234");
+  v1::Command release;
+  release.mutable_release()->add_tensors(1000);
+  *message.mutable_batch()->add_commands() = release;
+  client.send(message);
+  // The ids that the owner uses, the workers' names of its tensors, and this session's own released one.
+  std::vector<std::uint64_t> ids = {1000};
+  for (std::uint64_t i = 1; i <= 20; ++i) {
+    ids.push_back(i);
+    ids.push_back((owner->id() << kSessionShift) + i);
+  }
+  std::uint64_t future = 1;
+  for (const std::uint64_t id : ids) {
+    v1::FutureResult result;
+    client.send(getOf(id, future));
+    REQUIRE(client.readResult(future++, &result));
+    CHECK(result.error().code() == static_cast<int>(absl::StatusCode::kNotFound));
+    client.send(callOf(1, id, 5000 + future));
+    client.send(getOf(5000 + future, future));
+    REQUIRE(client.readResult(future++, &result));
+    CHECK(result.error().code() == static_cast<int>(absl::StatusCode::kNotFound));
+    v1::Command releaseOther;
+    releaseOther.mutable_release()->add_tensors(id);
+    client.send(releaseOther);
+  }
+  for (const Tensor& tensor : held) CHECK(*tensor.get().wait(kDeadline)->item() == 42.0);
+}
+
+TEST_CASE("a session with some bytes changed is served or refused, and harms nobody") {
+  DaemonFixture daemon;
+  {
+    RawClient client(daemon);
+    client.hello();
+    client.send(wholeSession());
+    v1::DaemonMessage message;
+    for (int results = 0; results < 3;) {
+      REQUIRE(client.read(&message));
+      if (!message.has_result()) continue;
+      REQUIRE(message.result().error().code() == 0);
+      ++results;
+    }
+  }
+  const std::string valid = wholeSession().SerializeAsString();
+  std::mt19937 random(20261);
+  int served = 0;
+  int refused = 0;
+  for (int round = 0; round < 400; ++round) {
+    std::string bytes = valid;
+    for (std::uint32_t change = random() % 4; change < 4; ++change) {
+      const std::size_t at = random() % bytes.size();
+      switch (random() % 4) {
+        case 0:
+          bytes[at] = static_cast<char>(random());
+          break;
+        case 1:
+          bytes[at] = static_cast<char>(bytes[at] ^ (1 << (random() % 8)));
+          break;
+        case 2:
+          bytes.erase(at, 1 + random() % 8);
+          break;
+        default:
+          bytes.insert(at, valid, random() % valid.size(), 1 + random() % 16);
+      }
+    }
+    RawClient client(daemon);
+    client.hello();
+    client.sendBytes(bytes);
+    client.doneSending();
+    const grpc::Status end = client.end();
+    INFO("round " << round << ": " << end.error_code() << " " << end.error_message());
+    // Not an internal error, not a lost daemon, not a hang.
+    const bool refusal = end.error_code() == grpc::StatusCode::INVALID_ARGUMENT ||
+                         end.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
+                         end.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED;
+    REQUIRE((end.ok() || refusal));
+    ++(end.ok() ? served : refused);
+    if (round % 100 == 99) checkAlive(daemon);
+  }
+  CHECK(served > 20);
+  CHECK(refused > 20);
+}
+
+TEST_CASE("a request of many thousand new operators holds up neither status nor other sessions") {
+  DaemonFixture daemon;
+  v1::ClientMessage message;
+  *message.mutable_batch()->add_commands() = meshOfTwo(1);
+  *message.mutable_batch()->add_commands() = putOfFloats(1, 1, "1234");
+  constexpr std::uint32_t kCalls = 100000;
+  for (std::uint32_t i = 0; i < kCalls; ++i) {
+    *message.mutable_batch()->add_commands() = timesScalar(1, 1.0 + i);
+    *message.mutable_batch()->add_commands() = callOf(1, 1, 2 + i);
+    v1::Command release;
+    release.mutable_release()->add_tensors(2 + i);
+    *message.mutable_batch()->add_commands() = release;
+  }
+  *message.mutable_batch()->add_commands() = getOf(1, 1);
+  RawClient client(daemon);
+  client.hello();
+  client.send(message);
+  std::uint64_t asked = 0;
+  std::uint64_t done = 0;
+  while (done < kCalls) {
+    const auto start = Clock::now();
+    done = 0;
+    const v1::StatusReply status = daemon.status();
+    for (const v1::SessionStatus& session : status.sessions()) done = std::max(done, session.operators());
+    REQUIRE(Clock::now() - start < std::chrono::seconds(1));
+    const auto before = Clock::now();
+    checkAlive(daemon);
+    REQUIRE(Clock::now() - before < std::chrono::seconds(2));
+    ++asked;
+  }
+  CHECK(asked > 2);  // the request did take some time
+  v1::FutureResult result;
+  REQUIRE(client.readResult(1, &result));
+  CHECK(result.data() == "1234");
+}
+
+TEST_CASE("a put takes memory as its bytes come") {
+  DaemonFixture daemon;
+  const std::int64_t before = daemon.status().resident_bytes();
+  RawClient client(daemon);
+  client.hello();
+  client.send(meshOfTwo(1));
+  client.send(putOfFloats(1, 256 << 20, ""));  // 1 GiB
+  v1::Command chunk;
+  chunk.mutable_put_chunk()->set_tensor(1);
+  chunk.mutable_put_chunk()->set_data(std::string(1 << 20, 'x'));
+  client.send(chunk);
+  checkAlive(daemon);  // after the chunk, by the order of requests, or before: either way next to nothing is taken
+  CHECK(daemon.status().resident_bytes() < before + (64 << 20));
+}
+
+}  // namespace
+}  // namespace dtorch
