@@ -128,8 +128,8 @@ TEST_CASE("20 owners killed with SIGKILL leave /dev/shm and memory as they were"
     ::close(ready[1]);
   }
   CHECK(entries("/dev/shm") == names);
-  // Others may use shared memory meanwhile; what 20 rounds leak would be ten times this.
-  CHECK(sharedMemoryInUse() < before + 2 * kBytes);
+  // Others may use shared memory meanwhile; what 20 rounds leak would be twice this.
+  CHECK(sharedMemoryInUse() < before + 10 * kBytes);
 }
 
 }  // namespace dtorch
