@@ -113,6 +113,7 @@ void PointToPoint::loop() {
   }
 }
 
+/// COMM-1: abort, the peer (in what it calls), deadline.
 std::optional<PointToPoint::Outcome> PointToPoint::advanceLocked(Operation& operation) {
   if (aborted_) return Outcome{absl::AbortedError("the group was aborted")};
   auto outcome = operation.isSend ? advanceSendLocked(operation) : advanceReceiveLocked(operation);

@@ -315,6 +315,7 @@ absl::Status TensorStore::findDead() const {
   return absl::OkStatus();
 }
 
+/// COMM-1, with the look at the peer that comes before.
 absl::Status TensorStore::pause(std::uint32_t seen, Deadline deadline, const std::string& what) const {
   if (aborted_.load(std::memory_order_acquire)) {
     return absl::AbortedError(absl::StrCat("the wait for ", what, " was aborted"));

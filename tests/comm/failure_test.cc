@@ -182,7 +182,7 @@ const RankRole kManyCalls("many calls", manyCalls);
 
 }  // namespace
 
-TEST_CASE("a killed rank ends the others' calls with an error that names it") {
+TEST_CASE("COMM-1: a killed rank ends the others' calls with an error that names it") {
   for (const char* when : {"before the group", "before a call", "during calls"}) {
     for (const int size : {2, 3}) {
       const auto outcomes = runRanks(Mode::kProcesses, size, "killed", when);

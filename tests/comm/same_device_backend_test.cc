@@ -447,7 +447,7 @@ TEST_CASE("sends and receives in any order", "[backend]") {
   expectBackend(Mode::kProcesses, 3, "sends and receives", "shared");
 }
 
-TEST_CASE("a peer that dies or leaves ends sends and receives", "[backend]") {
+TEST_CASE("COMM-1: a peer that dies or leaves ends sends and receives", "[backend]") {
   const auto outcomes = runBackend(Mode::kProcesses, 4, "lost peer", "dies");
   for (std::size_t r = 0; r < outcomes.size(); ++r) {
     CHECK(outcomes[r].status == (r == 3 ? SIGKILL : 0));

@@ -257,7 +257,7 @@ TEST_CASE("12,000 keys leave nothing behind", "[store]") {
   expectRanks(Mode::kProcesses, 2, "many keys", "shared");
 }
 
-TEST_CASE("a rank killed in a step of the store ends the others' waits", "[store]") {
+TEST_CASE("COMM-1: a rank killed in a step of the store ends the others' waits", "[store]") {
   for (const char* step : {"SrcSet", "DestGet", "DestFinishGet", "SrcWait"}) {
     const std::size_t victim = absl::StartsWith(step, "Src") ? 0 : 1;
     const auto outcomes = runRanks(Mode::kProcesses, 3, "killed in step", step);
