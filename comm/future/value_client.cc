@@ -46,19 +46,16 @@ void ValueClient::fetch(std::uint64_t id, Callback done) {
   absl::Status ended;
   {
     const std::lock_guard lock(mutex_);
-    ended = ended_;
-    if (ended.ok()) {
+    if (ended_.ok()) {
       waiting_.emplace(++requests_, std::move(done));
       unsent_.push_back({requests_, id});
       sendLocked();
-      if (unsent_.empty()) return;
+      if (!unsent_.empty()) wakeLoop();
+      return;
     }
+    ended = ended_;
   }
-  if (ended.ok()) {
-    wakeLoop();
-  } else {
-    done(ended);
-  }
+  done(ended);
 }
 
 void ValueClient::sendLocked() {
