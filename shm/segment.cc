@@ -81,7 +81,8 @@ absl::StatusOr<Segment> Segment::make(const std::string& label, std::size_t byte
   if (::fcntl(fd, F_ADD_SEALS, kSeals) != 0) {
     return absl::InternalError(absl::StrCat("cannot seal segment ", label, ": ", std::strerror(errno)));
   }
-  if (absl::Status mapped = map(segment, fd, committed); !mapped.ok()) return mapped;
+  const Mapping mapping = committed ? Mapping::kPopulated : Mapping::kOnTouch;
+  if (absl::Status mapped = map(segment, fd, mapping); !mapped.ok()) return mapped;
   segment.ref_.pid = ::getpid();
   segment.ref_.fd = fd;
   return segment;
@@ -101,33 +102,36 @@ absl::StatusOr<Segment> Segment::open(const SegmentRef& ref) {
     return absl::NotFoundError(absl::StrCat(path, " is no longer the segment of inode ", ref.inode));
   }
   Segment segment;
-  if (absl::Status mapped = map(segment, fd); !mapped.ok()) return mapped;
+  if (absl::Status mapped = map(segment, fd, Mapping::kPopulated); !mapped.ok()) return mapped;
   segment.ref_ = ref;
   return segment;
 }
 
-absl::StatusOr<Segment> Segment::adopt(int fd) {
+absl::StatusOr<Segment> Segment::adoptPrivately(int fd) {
   Segment segment;
   segment.fd_ = fd;
-  if (absl::Status mapped = map(segment, fd); !mapped.ok()) return mapped;
+  if (absl::Status mapped = map(segment, fd, Mapping::kPrivate); !mapped.ok()) return mapped;
   segment.ref_.pid = ::getpid();
   segment.ref_.fd = fd;
   return segment;
 }
 
-absl::Status Segment::map(Segment& segment, int fd, bool populate) {
+absl::Status Segment::map(Segment& segment, int fd, Mapping mapping) {
   struct stat info {};
   // The seals show that nobody can shrink what is mapped here.
   if (::fstat(fd, &info) != 0 || ::fcntl(fd, F_GET_SEALS) != kSeals) {
     return absl::InvalidArgumentError(absl::StrCat("descriptor ", fd, " is not a sealed segment"));
   }
   const auto bytes = static_cast<std::size_t>(info.st_size);
+  const auto mode = mapping == Mapping::kPrivate ? boost::interprocess::copy_on_write : boost::interprocess::read_write;
   try {
-    segment.region_ = boost::interprocess::mapped_region(OpenDescriptor{fd}, boost::interprocess::read_write, 0, bytes,
-                                                         nullptr, populate ? MAP_POPULATE : 0);
+    segment.region_ = boost::interprocess::mapped_region(OpenDescriptor{fd}, mode, 0, bytes, nullptr,
+                                                         mapping == Mapping::kPopulated ? MAP_POPULATE : 0);
   } catch (const boost::interprocess::interprocess_exception& e) {
     return absl::ResourceExhaustedError(absl::StrCat("cannot map a segment of ", bytes, " bytes: ", e.what()));
   }
+  // MAP_POPULATE would copy each page of a private mapping. Best effort: without it, pages come when they are read.
+  if (mapping == Mapping::kPrivate) ::madvise(segment.data(), bytes, MADV_POPULATE_READ);
   segment.ref_.inode = info.st_ino;
   segment.ref_.bytes = bytes;
   return absl::OkStatus();
@@ -149,7 +153,5 @@ Segment::~Segment() {
 std::byte* Segment::data() const { return static_cast<std::byte*>(region_.get_address()); }
 
 std::size_t Segment::size() const { return region_.get_size(); }
-
-int Segment::releaseFd() { return std::exchange(fd_, -1); }
 
 }  // namespace dtorch

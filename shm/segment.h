@@ -33,9 +33,9 @@ class Segment {
   absl::Status commit(std::size_t offset, std::size_t bytes);
   /// Maps another process's segment (or this process's own). NOT_FOUND: its owner is gone, or closed it.
   static absl::StatusOr<Segment> open(const SegmentRef& ref);
-  /// Takes over a descriptor that releaseFd() gave up, in this or another process, and maps it. INVALID_ARGUMENT: not a
-  /// segment.
-  static absl::StatusOr<Segment> adopt(int fd);
+  /// Takes over a descriptor of a segment, of this or another process, and maps it privately: what is written through
+  /// this mapping is seen nowhere else. INVALID_ARGUMENT: not a segment.
+  static absl::StatusOr<Segment> adoptPrivately(int fd);
 
   Segment(Segment&& other) noexcept;
   Segment& operator=(Segment&& other) noexcept;
@@ -45,12 +45,12 @@ class Segment {
   std::size_t size() const;
   /// Valid in other processes as long as this object, the creator's, lives.
   const SegmentRef& ref() const { return ref_; }
-  /// Gives up the descriptor; the mapping stays. Used to hand it to another process by SCM_RIGHTS.
-  int releaseFd();
 
  private:
+  /// With its pages in place, as they are touched, or for this process alone.
+  enum class Mapping { kPopulated, kOnTouch, kPrivate };
   static absl::StatusOr<Segment> make(const std::string& label, std::size_t bytes, bool committed);
-  static absl::Status map(Segment& segment, int fd, bool populate = true);
+  static absl::Status map(Segment& segment, int fd, Mapping mapping);
 
   int fd_ = -1;
   SegmentRef ref_;

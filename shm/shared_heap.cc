@@ -1,6 +1,7 @@
 #include "shm/shared_heap.h"
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <utility>
 
@@ -14,25 +15,35 @@ std::size_t roundUp(std::size_t bytes) {
 }
 }  // namespace
 
-void* SharedHeap::allocate(std::size_t bytes) {
+void* SharedHeap::allocate(std::size_t bytes, Owner owner) {
   if (bytes > SIZE_MAX / 2) return nullptr;
   const std::size_t size = roundUp(bytes);
-  const std::lock_guard lock(mutex_);
+  Taken taken;
+  {
+    const std::lock_guard lock(mutex_);
+    taken = allocateLocked(size, owner);
+  }
+  // Outside the lock: the block is this caller's already.
+  if (taken.before != kNobody && taken.before != owner) std::memset(taken.data, 0, size);
+  return taken.data;
+}
+
+SharedHeap::Taken SharedHeap::allocateLocked(std::size_t size, Owner owner) {
   const bool own = size > kOwnRegion;
   Region* best = nullptr;
   std::size_t least = SIZE_MAX;
   for (auto& [address, region] : regions_) {
     // A region of its own serves blocks of at least three quarters of its size, so that it is never mostly waste.
     if (region.own != own || (own && size < region.segment.size() / 4 * 3)) continue;
-    for (const auto& [offset, length] : region.free) {
-      if (length >= size && length < least) {
+    for (const auto& [offset, run] : region.free) {
+      if (run.bytes >= size && run.bytes < least) {
         best = &region;
-        least = length;
+        least = run.bytes;
       }
     }
   }
   if (best == nullptr) best = addRegionLocked(own ? size : kSharedRegion, own);
-  return best == nullptr ? nullptr : takeLocked(*best, size);
+  return best == nullptr ? Taken{} : takeLocked(*best, size, owner);
 }
 
 SharedHeap::Region* SharedHeap::addRegionLocked(std::size_t bytes, bool own) {
@@ -42,22 +53,27 @@ SharedHeap::Region* SharedHeap::addRegionLocked(std::size_t bytes, bool own) {
   Region& region = regions_[address];
   region.segment = *std::move(segment);
   region.own = own;
-  region.free[0] = region.segment.size();
+  region.free[0] = {region.segment.size(), kNobody};
   held_ += region.segment.size();
   return &region;
 }
 
-void* SharedHeap::takeLocked(Region& region, std::size_t bytes) {
+SharedHeap::Taken SharedHeap::takeLocked(Region& region, std::size_t bytes, Owner owner) {
   auto best = region.free.end();
   for (auto it = region.free.begin(); it != region.free.end(); ++it) {
-    if (it->second >= bytes && (best == region.free.end() || it->second < best->second)) best = it;
+    if (it->second.bytes >= bytes && (best == region.free.end() || it->second.bytes < best->second.bytes)) best = it;
   }
-  const auto [offset, length] = *best;
+  const auto [offset, run] = *best;
   region.free.erase(best);
-  if (length > bytes) region.free[offset + bytes] = length - bytes;
-  region.used[offset] = bytes;
+  if (run.bytes > bytes) region.free[offset + bytes] = {run.bytes - bytes, run.owner};
+  region.used[offset] = {bytes, owner};
   used_ += bytes;
-  return region.segment.data() + offset;
+  return {region.segment.data() + offset, run.owner};
+}
+
+SharedHeap::Owner SharedHeap::merged(Owner a, Owner b) {
+  if (a == b || b == kNobody) return a;
+  return a == kNobody ? b : kSeveral;
 }
 
 SharedHeap::Regions::const_iterator SharedHeap::regionOfLocked(const void* data) const {
@@ -75,20 +91,16 @@ bool SharedHeap::release(void* block) {
   Region& region = regions_.at(it->first);
   const auto used = region.used.find(reinterpret_cast<std::uintptr_t>(block) - it->first);
   if (used == region.used.end()) return false;
-  used_ -= used->second;
+  used_ -= used->second.bytes;
   auto free = region.free.insert({used->first, used->second}).first;
   region.used.erase(used);
-  if (const auto next = std::next(free); next != region.free.end() && free->first + free->second == next->first) {
-    free->second += next->second;
+  const auto absorb = [&region](auto run, auto next) {
+    if (next == region.free.end() || run->first + run->second.bytes != next->first) return;
+    run->second = {run->second.bytes + next->second.bytes, merged(run->second.owner, next->second.owner)};
     region.free.erase(next);
-  }
-  if (free != region.free.begin()) {
-    const auto previous = std::prev(free);
-    if (previous->first + previous->second == free->first) {
-      previous->second += free->second;
-      region.free.erase(free);
-    }
-  }
+  };
+  absorb(free, std::next(free));
+  if (free != region.free.begin()) absorb(std::prev(free), free);
   if (region.used.empty()) trimLocked();
   return true;
 }

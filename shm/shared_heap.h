@@ -17,7 +17,8 @@ struct SharedLocation {
 
 /// Memory for large blocks in shared segments, so that other processes can map them where they are. Blocks of up to
 /// kOwnRegion share segments; larger ones have their own, which is kept for the next block of about its size. Free
-/// segments beyond `cachedBytes` go back to the system.
+/// segments beyond `cachedBytes` go back to the system. What one owner left in a block, no other one sees: the block is
+/// zeroed when it passes.
 ///
 /// Thread: safe.
 class SharedHeap {
@@ -25,10 +26,13 @@ class SharedHeap {
   static constexpr std::size_t kAlignment = 4096;
   static constexpr std::size_t kOwnRegion = 8 << 20;
 
+  /// Whose data a block holds; any number, but the largest two.
+  using Owner = std::uint64_t;
+
   explicit SharedHeap(std::size_t cachedBytes) : cachedBytes_(cachedBytes) {}
 
-  /// nullptr: no memory for another segment. The content is what was there before.
-  void* allocate(std::size_t bytes);
+  /// nullptr: no memory for another segment. The content is zeros, or what this owner left there.
+  void* allocate(std::size_t bytes, Owner owner = 0);
   /// False: not one of this heap's blocks.
   bool release(void* block);
   /// Where `bytes` bytes at `data` lie; nullopt when they are not in this heap.
@@ -39,16 +43,29 @@ class SharedHeap {
   std::size_t usedBytes() const;
 
  private:
+  static constexpr Owner kNobody = UINT64_MAX;  // as it came from the system: zeros
+  static constexpr Owner kSeveral = UINT64_MAX - 1;
+  struct Run {
+    std::size_t bytes = 0;
+    Owner owner = kNobody;
+  };
   struct Region {
     Segment segment;
     bool own = false;  // serves one block at a time
-    /// Free runs and blocks in use: offset to length.
-    std::map<std::size_t, std::size_t> free;
-    std::map<std::size_t, std::size_t> used;
+    /// Free runs and blocks in use, by offset.
+    std::map<std::size_t, Run> free;
+    std::map<std::size_t, Run> used;
   };
   using Regions = std::map<std::uintptr_t, Region>;  // by address
 
-  void* takeLocked(Region& region, std::size_t bytes);
+  /// A block, and who had it before.
+  struct Taken {
+    std::byte* data = nullptr;
+    Owner before = kNobody;
+  };
+  static Owner merged(Owner a, Owner b);
+  Taken allocateLocked(std::size_t bytes, Owner owner);
+  Taken takeLocked(Region& region, std::size_t bytes, Owner owner);
   Regions::const_iterator regionOfLocked(const void* data) const;
   Region* addRegionLocked(std::size_t bytes, bool own);
   void trimLocked();

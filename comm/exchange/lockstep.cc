@@ -52,6 +52,7 @@ absl::Status Lockstep::awaitAll(Deadline deadline, const Call& call) {
   return absl::OkStatus();
 }
 
+/// COMM-1.
 absl::Status Lockstep::awaitSlowly(int peer, Deadline deadline, const Call& call) {
   std::atomic<std::uint32_t>& posted = arena_.posted(peer);
   for (;;) {

@@ -3,10 +3,10 @@
 #include <pthread.h>
 
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "comm/store/shared_allocator.h"
 
 namespace dtorch {
 namespace {
@@ -23,15 +23,24 @@ std::exception_ptr toException(const absl::Status& status) {
 Reduction toReduction(const c10d::ReduceOp& op) {
   switch (op.op_) {
     case c10d::ReduceOp::SUM:
-    case c10d::ReduceOp::PREMUL_SUM: return Reduction::kSum;
-    case c10d::ReduceOp::AVG: return Reduction::kAvg;
-    case c10d::ReduceOp::PRODUCT: return Reduction::kProduct;
-    case c10d::ReduceOp::MIN: return Reduction::kMin;
-    case c10d::ReduceOp::MAX: return Reduction::kMax;
-    case c10d::ReduceOp::BAND: return Reduction::kBitAnd;
-    case c10d::ReduceOp::BOR: return Reduction::kBitOr;
-    case c10d::ReduceOp::BXOR: return Reduction::kBitXor;
-    case c10d::ReduceOp::UNUSED: break;
+    case c10d::ReduceOp::PREMUL_SUM:
+      return Reduction::kSum;
+    case c10d::ReduceOp::AVG:
+      return Reduction::kAvg;
+    case c10d::ReduceOp::PRODUCT:
+      return Reduction::kProduct;
+    case c10d::ReduceOp::MIN:
+      return Reduction::kMin;
+    case c10d::ReduceOp::MAX:
+      return Reduction::kMax;
+    case c10d::ReduceOp::BAND:
+      return Reduction::kBitAnd;
+    case c10d::ReduceOp::BOR:
+      return Reduction::kBitOr;
+    case c10d::ReduceOp::BXOR:
+      return Reduction::kBitXor;
+    case c10d::ReduceOp::UNUSED:
+      break;
   }
   return Reduction::kNone;  // no kernel: INVALID_ARGUMENT
 }
@@ -41,7 +50,8 @@ at::Tensor weighted(const at::Tensor& input, const c10d::ReduceOp& op) {
   if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return input;
   const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK_VALUE(factor != nullptr, "PREMUL_SUM without a factor");
-  const at::Tensor product = factor->tensor_factor.defined() ? input * factor->tensor_factor : input * factor->double_factor;
+  const at::Tensor product =
+      factor->tensor_factor.defined() ? input * factor->tensor_factor : input * factor->double_factor;
   return product.to(input.scalar_type());
 }
 
@@ -57,8 +67,8 @@ const std::vector<at::Tensor>& only(const std::vector<std::vector<at::Tensor>>& 
 
 /// `tensor`, contiguous, as equal parts for `ranks` ranks.
 std::vector<at::Tensor> equalParts(const at::Tensor& tensor, int ranks) {
-  TORCH_CHECK_VALUE(tensor.is_contiguous() && tensor.numel() % ranks == 0, "a contiguous tensor of equal parts for ", ranks,
-                    " ranks is expected, got sizes ", tensor.sizes());
+  TORCH_CHECK_VALUE(tensor.is_contiguous() && tensor.numel() % ranks == 0, "a contiguous tensor of equal parts for ",
+                    ranks, " ranks is expected, got sizes ", tensor.sizes());
   return tensor.view({ranks, tensor.numel() / ranks}).unbind(0);
 }
 
@@ -66,6 +76,28 @@ std::vector<at::Tensor> splitRows(const at::Tensor& tensor, const std::vector<st
   if (splits.empty()) return equalParts(tensor, ranks);
   TORCH_CHECK_VALUE(static_cast<int>(splits.size()) == ranks, splits.size(), " split sizes for ", ranks, " ranks");
   return tensor.split_with_sizes(splits, 0);
+}
+
+/// What ranks tell each other of themselves.
+struct Address {
+  PeerRef group;
+  TensorStore::Peer store;
+};
+
+/// All ranks' addresses, through the store in which they meet.
+std::vector<Address> meet(c10d::Store& store, const Address& self, int rank, int size) {
+  const auto key = [](int r) { return absl::StrCat("dtorch/rank/", r); };
+  std::vector<std::uint8_t> bytes(sizeof(Address));
+  std::memcpy(bytes.data(), &self, sizeof(Address));
+  store.set(key(rank), bytes);
+  std::vector<Address> all(static_cast<std::size_t>(size));
+  for (int r = 0; r < size; ++r) {
+    const std::vector<std::uint8_t> peer = store.get(key(r));  // waits for it
+    TORCH_CHECK_WITH(DistBackendError, peer.size() == sizeof(Address), "rank ", r,
+                     " runs another version of this backend");
+    std::memcpy(&all[static_cast<std::size_t>(r)], peer.data(), sizeof(Address));
+  }
+  return all;
 }
 
 }  // namespace
@@ -83,6 +115,9 @@ class SameDeviceBackend::CallWork final : public c10d::Work {
     }
     if (future) settle(*future);
   }
+  /// Of a receive: who sent.
+  void setSource(Rank source) { source_ = source; }
+  int sourceRank() const override { return source_; }
   Tensors result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     c10::intrusive_ptr<c10::ivalue::Future> future;
@@ -99,11 +134,14 @@ class SameDeviceBackend::CallWork final : public c10d::Work {
 
  private:
   void settle(c10::ivalue::Future& future) {
-    if (exception_) future.setErrorIfNeeded(exception_);
-    else if (!future.completed()) future.markCompleted(c10::IValue(outputs_));
+    if (exception_)
+      future.setErrorIfNeeded(exception_);
+    else if (!future.completed())
+      future.markCompleted(c10::IValue(outputs_));
   }
 
   Tensors outputs_;
+  Rank source_ = -1;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
@@ -111,28 +149,37 @@ c10::intrusive_ptr<SameDeviceBackend> SameDeviceBackend::create(const c10::intru
                                                                 int size, std::chrono::milliseconds timeout) {
   auto manager = ThreadGroupManager::create(rank, timeout);
   if (!manager.ok()) std::rethrow_exception(toException(manager.status()));
-  const auto key = [](int r) { return absl::StrCat("dtorch/rank/", r); };
-  std::vector<std::uint8_t> bytes(sizeof(PeerRef));
-  std::memcpy(bytes.data(), &(*manager)->self(), sizeof(PeerRef));
-  store->set(key(rank), bytes);
-  std::vector<PeerRef> peers(static_cast<std::size_t>(size));
-  std::vector<Rank> ranks(peers.size());
-  std::iota(ranks.begin(), ranks.end(), 0);
-  for (int r = 0; r < size; ++r) {
-    const std::vector<std::uint8_t> peer = store->get(key(r));  // waits for it
-    TORCH_CHECK_WITH(DistBackendError, peer.size() == sizeof(PeerRef), "rank ", r, " runs another version of this backend");
-    std::memcpy(&peers[static_cast<std::size_t>(r)], peer.data(), sizeof(PeerRef));
+  auto tensors = TensorStore::create(rank, sharedHeap());
+  if (!tensors.ok()) std::rethrow_exception(toException(tensors.status()));
+  const std::vector<Address> addresses = meet(*store, {(*manager)->self(), (*tensors)->self()}, rank, size);
+  std::vector<PeerRef> peers;
+  std::vector<TensorStore::Peer> boards;
+  std::vector<Rank> ranks;
+  for (const Address& address : addresses) {
+    peers.push_back(address.group);
+    boards.push_back(address.store);
+    ranks.push_back(address.group.rank);
   }
+  if (absl::Status known = (*tensors)->setPeers(boards); !known.ok()) std::rethrow_exception(toException(known));
   (*manager)->setPeers(std::move(peers), 1);
   auto group = (*manager)->group(ranks);
+  std::vector<Rank> others = ranks;
+  std::erase(others, rank);
   if (!group.ok()) std::rethrow_exception(toException(group.status()));
   return c10::intrusive_ptr<SameDeviceBackend>::unsafe_steal_from_new(
-      new SameDeviceBackend(rank, size, timeout, *std::move(manager), dynamic_cast<CpuThreadGroup&>(**group)));
+      new SameDeviceBackend(rank, size, timeout, *std::move(manager), dynamic_cast<CpuThreadGroup&>(**group),
+                            std::make_unique<PointToPoint>(*std::move(tensors), std::move(others))));
 }
 
 SameDeviceBackend::SameDeviceBackend(int rank, int size, std::chrono::milliseconds timeout,
-                                     std::unique_ptr<ThreadGroupManager> manager, CpuThreadGroup& group)
-    : Backend(rank, size), timeout_(timeout), manager_(std::move(manager)), group_(group), thread_([this] { loop(); }) {
+                                     std::unique_ptr<ThreadGroupManager> manager, CpuThreadGroup& group,
+                                     std::unique_ptr<PointToPoint> pointToPoint)
+    : Backend(rank, size),
+      timeout_(timeout),
+      manager_(std::move(manager)),
+      group_(group),
+      pointToPoint_(std::move(pointToPoint)),
+      thread_([this] { loop(); }) {
   pthread_setname_np(thread_.native_handle(), "dtorch-comm");
 }
 
@@ -150,15 +197,23 @@ void SameDeviceBackend::setTimeout(std::chrono::milliseconds timeout) {
   timeout_ = timeout;
 }
 
-void SameDeviceBackend::abort() { manager_->abort(absl::CancelledError("the process group was aborted")); }
+void SameDeviceBackend::abort() {
+  manager_->abort(absl::CancelledError("the process group was aborted"));
+  pointToPoint_->abort();
+}
+
+std::chrono::milliseconds SameDeviceBackend::timeout() {
+  const std::lock_guard lock(mutex_);
+  return timeout_;
+}
 
 std::uint64_t SameDeviceBackend::getSequenceNumberForGroup() {
   const std::lock_guard lock(mutex_);
   return submitted_;
 }
 
-SameDeviceBackend::WorkPtr SameDeviceBackend::submit(c10d::OpType type, Tensors outputs, std::chrono::milliseconds timeout,
-                                                     bool async, Call call) {
+SameDeviceBackend::WorkPtr SameDeviceBackend::submit(c10d::OpType type, Tensors outputs,
+                                                     std::chrono::milliseconds timeout, bool async, Call call) {
   Job job{c10::make_intrusive<CallWork>(getRank(), type, std::move(outputs)), std::move(call), timeout};
   const WorkPtr work = job.work;
   {
@@ -208,16 +263,18 @@ void SameDeviceBackend::loop() {
 
 SameDeviceBackend::WorkPtr SameDeviceBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const at::Tensor tensor = only(tensors);
-  return submit(c10d::OpType::BROADCAST, tensors, options.timeout, options.asyncOp, [tensor, root = options.rootRank](auto& group) {
-    return group.broadcastInto(tensor, static_cast<int>(root), kTag);
-  });
+  return submit(c10d::OpType::BROADCAST, tensors, options.timeout, options.asyncOp,
+                [tensor, root = options.rootRank](auto& group) {
+                  return group.broadcastInto(tensor, static_cast<int>(root), kTag);
+                });
 }
 
 SameDeviceBackend::WorkPtr SameDeviceBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const at::Tensor tensor = only(tensors);
-  return submit(c10d::OpType::ALLREDUCE, tensors, options.timeout, options.asyncOp, [tensor, op = options.reduceOp](auto& group) {
-    return group.reduceInto(weighted(tensor, op), tensor, toReduction(op), -1, kTag);
-  });
+  return submit(c10d::OpType::ALLREDUCE, tensors, options.timeout, options.asyncOp,
+                [tensor, op = options.reduceOp](auto& group) {
+                  return group.reduceInto(weighted(tensor, op), tensor, toReduction(op), -1, kTag);
+                });
 }
 
 SameDeviceBackend::WorkPtr SameDeviceBackend::allreduce_coalesced(Tensors& tensors,
@@ -309,16 +366,16 @@ SameDeviceBackend::WorkPtr SameDeviceBackend::_reduce_scatter_base(at::Tensor& o
                 });
 }
 
-SameDeviceBackend::WorkPtr SameDeviceBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                                              const c10d::ReduceScatterOptions& options) {
+SameDeviceBackend::WorkPtr SameDeviceBackend::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), outputs.size(), " outputs for ", inputs.size(), " inputs");
   const int ranks = getSize();
   return submit(c10d::OpType::COALESCED, outputs, options.timeout, options.asyncOp,
                 [outputs, inputs, ranks, op = options.reduceOp](auto& group) {
                   absl::Status status;
                   for (std::size_t i = 0; i < inputs.size(); ++i) {
-                    status.Update(group.reduceScatterInto(equalParts(weighted(inputs[i], op).contiguous(), ranks), outputs[i],
-                                                          toReduction(op), kTag));
+                    status.Update(group.reduceScatterInto(equalParts(weighted(inputs[i], op).contiguous(), ranks),
+                                                          outputs[i], toReduction(op), kTag));
                   }
                   return status;
                 });
@@ -340,8 +397,39 @@ SameDeviceBackend::WorkPtr SameDeviceBackend::alltoall(Tensors& outputs, Tensors
                 [inputs, outputs](auto& group) { return group.allToAllInto(inputs, outputs, kTag); });
 }
 
+SameDeviceBackend::WorkPtr SameDeviceBackend::send(Tensors& tensors, int to, int tag) {
+  const at::Tensor tensor = only(tensors);
+  TORCH_CHECK_VALUE(to >= 0 && to < getSize() && to != getRank(), "rank ", getRank(), " of ", getSize(),
+                    " cannot send to rank ", to);
+  auto work = c10::make_intrusive<CallWork>(getRank(), c10d::OpType::SEND, tensors);
+  pointToPoint_->send(tensor, to, tag, timeout(), [work](const absl::Status& status, Rank) { work->complete(status); });
+  return work;
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::recv(Tensors& tensors, int from, int tag) {
+  TORCH_CHECK_VALUE(from >= 0 && from < getSize() && from != getRank(), "rank ", getRank(), " of ", getSize(),
+                    " cannot receive from rank ", from);
+  return receive(tensors, from, tag);
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::recvAnysource(Tensors& tensors, int tag) {
+  return receive(tensors, std::nullopt, tag);
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::receive(Tensors& tensors, std::optional<Rank> from, int tag) {
+  const at::Tensor tensor = only(tensors);
+  const auto type = from ? c10d::OpType::RECV : c10d::OpType::RECVANYSOURCE;
+  auto work = c10::make_intrusive<CallWork>(getRank(), type, tensors);
+  pointToPoint_->receive(tensor, from, tag, timeout(), [work](const absl::Status& status, Rank source) {
+    work->setSource(source);
+    work->complete(status);
+  });
+  return work;
+}
+
 SameDeviceBackend::WorkPtr SameDeviceBackend::barrier(const c10d::BarrierOptions& options) {
-  return submit(c10d::OpType::BARRIER, {}, options.timeout, options.asyncOp, [](auto& group) { return group.barrier(kTag); });
+  return submit(c10d::OpType::BARRIER, {}, options.timeout, options.asyncOp,
+                [](auto& group) { return group.barrier(kTag); });
 }
 
 }  // namespace dtorch

@@ -5,22 +5,24 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
-#include <vector>
-
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 #include "comm/group/cpu_thread_group.h"
+#include "comm/group/point_to_point.h"
 #include "comm/group/thread_group_manager.h"
 
 namespace dtorch {
 
 /// A torch.distributed backend for ranks of one host that share a device: CPU processes, and threads. Calls run in the
 /// order in which they are made; one that is not asynchronous runs on the caller's thread when nothing is before it.
+/// Sends and receives go beside them, in any order.
 ///
-/// Thread: safe. Owns: one thread, "dtorch-comm".
+/// Thread: safe. Owns: two threads, "dtorch-comm" and "dtorch-p2p".
 /// Errors: c10::ValueError for INVALID_ARGUMENT, c10::DistBackendError for the rest, thrown by Work::wait().
 class SameDeviceBackend final : public c10d::Backend {
  public:
@@ -46,12 +48,17 @@ class SameDeviceBackend final : public c10d::Backend {
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& options) override;
-  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& options) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& outputSplits,
                         std::vector<std::int64_t>& inputSplits, const c10d::AllToAllOptions& options) override;
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  /// Its work's sourceRank() tells who sent.
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override;
@@ -69,14 +76,17 @@ class SameDeviceBackend final : public c10d::Backend {
   };
 
   SameDeviceBackend(int rank, int size, std::chrono::milliseconds timeout, std::unique_ptr<ThreadGroupManager> manager,
-                    CpuThreadGroup& group);
+                    CpuThreadGroup& group, std::unique_ptr<PointToPoint> pointToPoint);
+  WorkPtr receive(Tensors& tensors, std::optional<Rank> from, int tag);
   WorkPtr submit(c10d::OpType type, Tensors outputs, std::chrono::milliseconds timeout, bool async, Call call);
+  std::chrono::milliseconds timeout();
   void run(Job& job);
   void loop();
 
   std::chrono::milliseconds timeout_;
   std::unique_ptr<ThreadGroupManager> manager_;
   CpuThreadGroup& group_;
+  const std::unique_ptr<PointToPoint> pointToPoint_;
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <mutex>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "comm/exchange/mailbox.h"
@@ -30,7 +30,8 @@ class ThreadGroupManager::Impl {
   void abort(const absl::Status& why);
 
  private:
-  using Groups = absl::flat_hash_map<std::vector<Rank>, std::unique_ptr<CpuThreadGroup>>;
+  /// Ordered, so that all ranks destroy their groups in one order.
+  using Groups = std::map<std::vector<Rank>, std::unique_ptr<CpuThreadGroup>>;
 
   struct Members {
     int index = -1;
@@ -145,8 +146,8 @@ absl::Status ThreadGroupManager::Impl::make(const std::vector<Rank>& ranks) {
   }
   auto segment = members->index == 0 ? found(ranks, members->epoch) : join(ranks, *members);
   if (!segment.ok()) return segment.status();
-  auto group = std::make_unique<CpuThreadGroup>(*std::move(segment), members->index, std::move(members->watches), memory_,
-                                                timeout_);
+  auto group = std::make_unique<CpuThreadGroup>(*std::move(segment), members->index, std::move(members->watches),
+                                                memory_, timeout_);
   {
     const std::lock_guard lock(mutex_);
     if (!aborted_.ok()) return aborted_;

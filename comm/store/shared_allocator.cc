@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <utility>
 
 namespace dtorch {
 namespace {
@@ -12,13 +13,15 @@ namespace {
 constexpr std::size_t kCachedBytes = 256 << 20;
 constexpr std::uint8_t kPriority = 100;  // above LibTorch's own
 
+thread_local SharedHeap::Owner currentOwner = 0;
+
 class SharedAllocator final : public c10::Allocator {
  public:
   explicit SharedAllocator(c10::Allocator* before) : before_(before) {}
 
   c10::DataPtr allocate(std::size_t bytes) override {
     if (bytes < kSharedTensorBytes) return before_->allocate(bytes);
-    void* block = heap_.allocate(bytes);
+    void* block = heap_.allocate(bytes, currentOwner);
     if (block == nullptr) return before_->allocate(bytes);
     return {block, block, &release, c10::Device(c10::kCPU)};
   }
@@ -52,6 +55,9 @@ void installSharedAllocator() {
     c10::SetCPUAllocator(allocator, kPriority);
   });
 }
+
+TensorOwnerScope::TensorOwnerScope(SharedHeap::Owner owner) : before_(std::exchange(currentOwner, owner)) {}
+TensorOwnerScope::~TensorOwnerScope() { currentOwner = before_; }
 
 const SharedHeap* sharedHeap() {
   const SharedAllocator* allocator = installed.load(std::memory_order_acquire);

@@ -13,6 +13,19 @@ inline constexpr std::size_t kSharedTensorBytes = 64 << 10;
 /// called before ThreadGroupManager::create(); repeated calls do nothing.
 void installSharedAllocator();
 
+/// While it lives, tensors that this thread places in shared memory belong to `owner`, a session for instance: what is
+/// in them no other owner's tensors show, however uninitialised. Scopes nest. Smaller tensors are not covered.
+class TensorOwnerScope {
+ public:
+  explicit TensorOwnerScope(SharedHeap::Owner owner);
+  TensorOwnerScope(const TensorOwnerScope&) = delete;
+  TensorOwnerScope& operator=(const TensorOwnerScope&) = delete;
+  ~TensorOwnerScope();
+
+ private:
+  const SharedHeap::Owner before_;
+};
+
 /// The heap of the installed allocator; nullptr when there is none.
 const SharedHeap* sharedHeap();
 

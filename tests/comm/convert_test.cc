@@ -1,6 +1,9 @@
 // Conversions of placements against the answer of one process: random shapes, meshes and placements.
+#include "comm/placement/convert.h"
+
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <iostream>
@@ -10,7 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "comm/placement/convert.h"
+#include "comm/placement/move.h"
 #include "comm/placement/plan.h"
 #include "tests/catch.h"
 #include "tests/comm/ranks.h"
@@ -35,7 +38,8 @@ at::Tensor chunkAt(at::Tensor tensor, const std::vector<std::int64_t>& mesh, con
   for (std::size_t m = 0; m < mesh.size(); ++m) {
     if (!placements[m].isShard()) continue;
     const auto dim = placements[m].dim();
-    const std::vector<at::Tensor> chunks = tensor.size(dim) == 0 ? std::vector<at::Tensor>{} : tensor.chunk(mesh[m], dim);
+    const std::vector<at::Tensor> chunks =
+        tensor.size(dim) == 0 ? std::vector<at::Tensor>{} : tensor.chunk(mesh[m], dim);
     const auto i = static_cast<std::size_t>(coordinate[m]);
     tensor = i < chunks.size() ? chunks[i] : tensor.narrow(dim, 0, 0);
   }
@@ -45,18 +49,24 @@ at::Tensor chunkAt(at::Tensor tensor, const std::vector<std::int64_t>& mesh, con
 at::Tensor combine(const std::vector<at::Tensor>& parts, ReduceOp op) {
   const at::Tensor all = at::stack(parts);
   switch (op) {
-    case ReduceOp::kSum: return all.sum(0);
-    case ReduceOp::kAvg: return all.mean(0);
-    case ReduceOp::kProduct: return all.prod(0);
-    case ReduceOp::kMin: return all.amin(0);
-    case ReduceOp::kMax: return all.amax(0);
+    case ReduceOp::kSum:
+      return all.sum(0);
+    case ReduceOp::kAvg:
+      return all.mean(0);
+    case ReduceOp::kProduct:
+      return all.prod(0);
+    case ReduceOp::kMin:
+      return all.amin(0);
+    case ReduceOp::kMax:
+      return all.amax(0);
   }
   return all;
 }
 
 /// The value of a tensor whose part at each coordinate of the Partial mesh dimensions `part` gives, innermost first.
-at::Tensor valueOf(const std::vector<std::int64_t>& mesh, const Placements& placements, std::vector<std::int64_t> coordinate,
-                   std::size_t m, const std::function<at::Tensor(const std::vector<std::int64_t>&)>& part) {
+at::Tensor valueOf(const std::vector<std::int64_t>& mesh, const Placements& placements,
+                   std::vector<std::int64_t> coordinate, std::size_t m,
+                   const std::function<at::Tensor(const std::vector<std::int64_t>&)>& part) {
   if (m == mesh.size()) return part(coordinate);
   if (!placements[m].isPartial()) return valueOf(mesh, placements, coordinate, m + 1, part);
   std::vector<at::Tensor> parts;
@@ -115,7 +125,9 @@ void runCase(RankContext& context, const Case& c, const DeviceMesh& mesh, std::i
   const std::vector<std::int64_t> zero(c.mesh.size(), 0);
   const at::Tensor local = chunkAt(partAt(c, me, seed), c.mesh, c.from, me).contiguous();
   const at::Tensor kept = local.clone();
-  const ConvertContext how{mesh, me, [&](const std::vector<Rank>& ranks) { return context.manager.group(ranks); },
+  const ConvertContext how{mesh,
+                           me,
+                           [&](const std::vector<Rank>& ranks) { return context.manager.group(ranks); },
                            {static_cast<std::uint64_t>(seed), "convert"}};
   const auto result = convert(local, c.shape, c.from, c.to, how);
   if (!result.ok()) context.check(false, absl::StrCat(c.toString(), ": ", result.status().ToString()));
@@ -126,12 +138,15 @@ void runCase(RankContext& context, const Case& c, const DeviceMesh& mesh, std::i
   const at::Tensor wanted = chunkAt(whole, c.mesh, c.to, me);
   const at::Tensor got = valueOf(c.mesh, c.to, me, 0, [&](const auto& at) {
     std::size_t flat = 0;
-    for (std::size_t m = 0; m < at.size(); ++m) flat = flat * static_cast<std::size_t>(c.mesh[m]) + static_cast<std::size_t>(at[m]);
+    for (std::size_t m = 0; m < at.size(); ++m)
+      flat = flat * static_cast<std::size_t>(c.mesh[m]) + static_cast<std::size_t>(at[m]);
     return results[static_cast<std::size_t>(mesh.ranks()[flat])];
   });
-  context.check(got.sizes() == wanted.sizes() && at::allclose(got, wanted, 1e-12, 1e-12), absl::StrCat(c.toString(), " differs"));
+  context.check(got.sizes() == wanted.sizes() && at::allclose(got, wanted, 1e-12, 1e-12),
+                absl::StrCat(c.toString(), " differs"));
   context.check(!result.ok() || result->is_contiguous(), absl::StrCat(c.toString(), " is not contiguous"));
-  context.check(!result.ok() || c.from == c.to || !result->is_alias_of(local), absl::StrCat(c.toString(), " aliases its input"));
+  context.check(!result.ok() || c.from == c.to || !result->is_alias_of(local),
+                absl::StrCat(c.toString(), " aliases its input"));
   context.check(at::equal(local, kept), absl::StrCat(c.toString(), " changed its input"));
   if (!context.world().barrier({}).ok()) context.check(false, "barrier");
 }
@@ -151,6 +166,115 @@ void randomConversions(RankContext& context) {
 }
 const RankRole kRandomConversions("random conversions", randomConversions);
 
+/// A mesh of some of `ranks`, in any order and of up to two dimensions.
+DeviceMesh randomMesh(std::mt19937_64& random, std::vector<Rank> ranks) {
+  std::shuffle(ranks.begin(), ranks.end(), random);
+  ranks.resize(1 + random() % ranks.size());
+  std::vector<std::int64_t> shape = {static_cast<std::int64_t>(ranks.size())};
+  if (ranks.size() % 2 == 0 && random() % 2 == 0) shape = {2, static_cast<std::int64_t>(ranks.size() / 2)};
+  return *DeviceMesh::create(DeviceType::kCpu, shape, ranks);
+}
+
+void runMove(RankContext& context, const Move& move, std::int64_t seed) {
+  const Case from{move.shape, move.fromMesh.shape(), move.from, {}};
+  const std::string what =
+      absl::StrCat("shape [", absl::StrJoin(move.shape, ", "), "] ", move.fromMesh.toString(), " ",
+                   dtorch::toString(move.from), " -> ", move.toMesh.toString(), " ", dtorch::toString(move.to));
+  const auto source = move.fromMesh.coordinate(context.rank);
+  const auto target = move.toMesh.coordinate(context.rank);
+  at::Tensor local;
+  if (source.ok()) local = chunkAt(partAt(from, *source, seed), from.mesh, from.from, *source).contiguous();
+  const at::Tensor kept = local.defined() ? local.clone() : local;
+  absl::StatusOr<at::Tensor> result = at::Tensor();
+  if (source.ok() || target.ok()) {
+    result = moveBetween(local, move,
+                         {context.rank,
+                          [&](const std::vector<Rank>& ranks) { return context.manager.group(ranks); },
+                          {static_cast<std::uint64_t>(seed), "move"}});
+  }
+  context.check(result.ok(), absl::StrCat(what, ": ", result.status().ToString()));
+  results[static_cast<std::size_t>(context.rank)] = result.ok() ? *result : at::Tensor();
+  if (!context.world().barrier({}).ok()) return context.check(false, "barrier");
+  context.check(!local.defined() || at::equal(local, kept), absl::StrCat(what, " changed its input"));
+  context.check(!result.ok() || result->defined() == target.ok(), absl::StrCat(what, " gives parts to others"));
+  if (target.ok() && context.failures.empty()) {
+    const std::vector<std::int64_t> zero(from.mesh.size(), 0);
+    const at::Tensor whole =
+        valueOf(from.mesh, from.from, zero, 0, [&](const auto& at) { return partAt(from, at, seed); });
+    const at::Tensor wanted = chunkAt(whole, move.toMesh.shape(), move.to, *target);
+    const at::Tensor got = valueOf(move.toMesh.shape(), move.to, *target, 0, [&](const auto& at) {
+      std::size_t flat = 0;
+      for (std::size_t m = 0; m < at.size(); ++m) {
+        flat = flat * static_cast<std::size_t>(move.toMesh.shape()[m]) + static_cast<std::size_t>(at[m]);
+      }
+      return results[static_cast<std::size_t>(move.toMesh.ranks()[flat])];
+    });
+    context.check(got.sizes() == wanted.sizes() && at::allclose(got, wanted, 1e-12, 1e-12),
+                  absl::StrCat(what, " differs"));
+    context.check(result->is_contiguous() && !(local.defined() && result->is_alias_of(local)),
+                  absl::StrCat(what, " is no contiguous tensor of its own"));
+  }
+  if (!context.world().barrier({}).ok()) context.check(false, "barrier");
+}
+
+/// The argument is "seed cases".
+void randomMoves(RankContext& context) {
+  std::uint64_t seed = 0;
+  int cases = 0;
+  std::sscanf(context.argument.c_str(), "%lu %d", &seed, &cases);
+  std::mt19937_64 random(seed + 1000 + static_cast<std::uint64_t>(context.size));
+  for (int i = 0; i < cases && context.failures.empty(); ++i) {
+    std::vector<std::int64_t> shape;
+    for (std::uint64_t d = random() % 4; d > 0; --d) shape.push_back(static_cast<std::int64_t>(random() % 9));
+    if (!shape.empty() && random() % 20 == 0) shape[0] = 7000;
+    const DeviceMesh from = randomMesh(random, context.all());
+    const DeviceMesh to = randomMesh(random, context.all());
+    const auto placements = [&](const DeviceMesh& mesh) {
+      Placements all;
+      for (int m = 0; m < mesh.dims(); ++m) {
+        const auto kind = random() % 6;
+        if (kind < 3 && !shape.empty())
+          all.push_back(Placement::shard(static_cast<int>(random() % shape.size())));
+        else if (kind == 3)
+          all.push_back(Placement::partial(static_cast<ReduceOp>(1 + random() % 5)));
+        else
+          all.push_back(Placement::replicate());
+      }
+      return all;
+    };
+    const Placements source = placements(from);
+    runMove(context, {shape, DType::kFloat64, from, source, to, placements(to)}, i + 1);
+  }
+}
+const RankRole kRandomMoves("random moves", randomMoves);
+
+/// A client's tensor, which rank 1 holds, goes to all ranks and comes back; a rank whose part is wrong fails all.
+void scatterAndGather(RankContext& context) {
+  const DeviceMesh one = *DeviceMesh::create(DeviceType::kCpu, {1}, {1});
+  const DeviceMesh all = *DeviceMesh::create(DeviceType::kCpu, {context.size}, context.all());
+  const MoveContext how{
+      context.rank, [&](const std::vector<Rank>& ranks) { return context.manager.group(ranks); }, {5, "x"}};
+  const at::Tensor value = at::arange(70, at::kFloat).reshape({7, 10});
+  const Move scatter{{7, 10}, DType::kFloat32, one, allReplicate(1), all, {Placement::shard(0)}};
+  const Move gather{{7, 10}, DType::kFloat32, all, {Placement::shard(0)}, one, allReplicate(1)};
+  const auto part = moveBetween(context.rank == 1 ? value : at::Tensor(), scatter, how);
+  context.check(part.ok() && at::equal(*part, chunkAt(value, {context.size}, {Placement::shard(0)}, {context.rank})),
+                "scatter");
+  const auto whole = moveBetween(*part, gather, how);
+  context.check(whole.ok() && whole->defined() == (context.rank == 1), "gather");
+  context.check(context.rank != 1 || at::equal(*whole, value), "what was scattered is not gathered");
+  const at::Tensor wrong = context.rank == 2 ? part->to(at::kInt) : *part;
+  const absl::Status status = moveBetween(wrong, gather, how).status();
+  context.check(absl::IsInvalidArgument(status) && absl::StrContains(status.message(), "rank 2's part") &&
+                    absl::StrContains(status.message(), "and is Int"),
+                status.ToString());
+  context.check(moveBetween(*part, gather, how).ok(), "the groups are unusable afterwards");
+  Move nothing = gather;
+  nothing.dtype = DType::kUnspecified;
+  context.check(absl::IsInvalidArgument(moveBetween(*part, nothing, how).status()), "no dtype");
+}
+const RankRole kScatterAndGather("scatter and gather", scatterAndGather);
+
 /// T11, T17: uneven shards come back whole and with the strides of a whole tensor.
 void uneven(RankContext& context) {
   const auto group = [&](const std::vector<Rank>& ranks) { return context.manager.group(ranks); };
@@ -165,10 +289,11 @@ void uneven(RankContext& context) {
   context.check(back.ok() && at::equal(*back, value), "shards do not come back whole");
   auto columns = convert(at::zeros({4, 31, 10}), {4, 31, 10}, {Placement::replicate()}, {Placement::shard(1)}, how);
   auto whole = convert(*columns, {4, 31, 10}, {Placement::shard(1)}, {Placement::replicate()}, how);
-  context.check(whole.ok() && whole->strides() == at::IntArrayRef({310, 10, 1}) && whole->view({-1}).numel() == 1240, "strides");
+  context.check(whole.ok() && whole->strides() == at::IntArrayRef({310, 10, 1}) && whole->view({-1}).numel() == 1240,
+                "strides");
   auto parts = convert(at::arange(5.0) + context.rank, {5}, {Placement::partial()}, {Placement::shard(0)}, how);
-  const at::Tensor sum = chunkAt(at::arange(5.0) * context.size + context.size * (context.size - 1) / 2.0, {context.size},
-                                 {Placement::shard(0)}, {context.rank});
+  const at::Tensor sum = chunkAt(at::arange(5.0) * context.size + context.size * (context.size - 1) / 2.0,
+                                 {context.size}, {Placement::shard(0)}, {context.rank});
   context.check(parts.ok() && at::equal(*parts, sum), "partial to uneven shards");
 }
 const RankRole kUneven("uneven", uneven);
@@ -177,40 +302,61 @@ const RankRole kUneven("uneven", uneven);
 void failedInput(RankContext& context) {
   const DeviceMesh mesh = *DeviceMesh::create(DeviceType::kCpu, {2, 2}, context.all());
   const std::vector<std::int64_t> me = *mesh.coordinate(context.rank);
-  const ConvertContext how{mesh, me, [&](const std::vector<Rank>& ranks) { return context.manager.group(ranks); }, {6, "x"}};
+  const ConvertContext how{
+      mesh, me, [&](const std::vector<Rank>& ranks) { return context.manager.group(ranks); }, {6, "x"}};
   const Placements from = {Placement::partial(), Placement::shard(0)};
   const std::vector<std::int64_t> shape = {4, 3};
-  const absl::Status status =
-      context.rank == 3 ? failConversion(absl::InternalError("no kernel"), shape, from, allReplicate(2), how)
-                        : convert(at::ones({2, 3}), shape, from, allReplicate(2), how).status();
+  const absl::Status status = context.rank == 3
+                                  ? failConversion(absl::InternalError("no kernel"), shape, from, allReplicate(2), how)
+                                  : convert(at::ones({2, 3}), shape, from, allReplicate(2), how).status();
   context.check(absl::IsInternal(status) && status.message() == "no kernel", status.ToString());
   // A part of a wrong shape is found before it moves.
-  const absl::Status wrong = convert(at::ones({context.rank == 2 ? 1 : 2, 3}), shape, from, allReplicate(2), how).status();
+  const absl::Status wrong =
+      convert(at::ones({context.rank == 2 ? 1 : 2, 3}), shape, from, allReplicate(2), how).status();
   context.check(absl::IsInvalidArgument(wrong) && absl::StrContains(wrong.message(), "[1, 3]"), wrong.ToString());
   auto good = convert(at::ones({2, 3}), shape, from, allReplicate(2), how);
   context.check(good.ok() && at::equal(*good, at::full({4, 3}, 2.0)), "the groups are unusable afterwards");
 }
 const RankRole kFailedInput("failed input", failedInput);
 
-}  // namespace
-
-TEST_CASE("random conversions equal the answer of one process") {
+/// New each time, unless DTORCH_TEST_SEED says otherwise; printed.
+std::uint64_t chosenSeed() {
   const char* given = std::getenv("DTORCH_TEST_SEED");
   const std::uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
   std::cout << "DTORCH_TEST_SEED=" << seed << '\n';
+  return seed;
+}
+
+}  // namespace
+
+TEST_CASE("random conversions equal the answer of one process", "[placement]") {
+  const std::uint64_t seed = chosenSeed();
   for (const int size : {1, 2, 3, 4, 6, 8, 12}) {
     expectRanks(Mode::kThreads, size, "random conversions", absl::StrCat(seed, " ", 720));
   }
 }
 
-TEST_CASE("uneven shards") {
+TEST_CASE("random moves between meshes equal the answer of one process", "[placement]") {
+  const std::uint64_t seed = chosenSeed();
+  for (const int size : {1, 2, 3, 5, 8})
+    expectRanks(Mode::kThreads, size, "random moves", absl::StrCat(seed, " ", 250));
+}
+
+TEST_CASE("a tensor of one rank is scattered and gathered", "[placement]") {
+  expectRanks(Mode::kThreads, 4, "scatter and gather");
+  expectRanks(Mode::kProcesses, 3, "scatter and gather");
+}
+
+TEST_CASE("uneven shards", "[placement]") {
   expectRanks(Mode::kThreads, 4, "uneven");
   expectRanks(Mode::kProcesses, 4, "uneven");
 }
 
-TEST_CASE("a conversion whose input failed fails on all ranks that need it") { expectRanks(Mode::kThreads, 4, "failed input"); }
+TEST_CASE("a conversion whose input failed fails on all ranks that need it", "[placement]") {
+  expectRanks(Mode::kThreads, 4, "failed input");
+}
 
-TEST_CASE("an outer mesh dimension changes only while no inner one shards the same tensor dimension") {
+TEST_CASE("an outer mesh dimension changes only while no inner one shards the same tensor dimension", "[placement]") {
   const DeviceMesh mesh = *DeviceMesh::create(DeviceType::kCpu, {2, 2}, {0, 1, 2, 3});
   const Placement r = Placement::replicate();
   const Placement s = Placement::shard(0);
@@ -225,7 +371,7 @@ TEST_CASE("an outer mesh dimension changes only while no inner one shards the sa
   CHECK(absl::IsInvalidArgument(planConversion({8}, mesh, {r, r}, {Placement::shard(1), r}).status()));
 }
 
-TEST_CASE("a plan moves the fewest bytes") {
+TEST_CASE("a plan moves the fewest bytes", "[placement]") {
   const DeviceMesh mesh = *DeviceMesh::create(DeviceType::kCpu, {2, 4}, {0, 1, 2, 3, 4, 5, 6, 7});
   // Slicing before the gather moves a quarter of what gathering first would.
   const auto steps = planConversion({1024, 1024}, mesh, {Placement::shard(0), Placement::replicate()},

@@ -1,6 +1,9 @@
 // The engine below tensors, by threads on one block of memory: also run under the thread sanitizer.
 #include "comm/exchange/exchange.h"
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -11,6 +14,7 @@
 
 #include "absl/strings/match.h"
 #include "comm/exchange/mailbox.h"
+#include "comm/exchange/tensor_board.h"
 #include "tests/catch.h"
 
 namespace dtorch {
@@ -26,12 +30,14 @@ void addInts(std::byte* out, const std::byte* const* inputs, int count, std::siz
 const ReduceKernel kAddInts{addInts, sizeof(int)};
 
 /// Runs `body` as each rank of a group on zeroed memory.
-void runGroup(int ranks, const std::function<void(Exchange&)>& body, std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
+void runGroup(int ranks, const std::function<void(Exchange&)>& body,
+              std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
   const std::size_t bytes = Arena::bytesFor(ranks);
   struct Free {
     void operator()(void* p) const { std::free(p); }
   };
-  const std::unique_ptr<std::byte, Free> memory(static_cast<std::byte*>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096)));
+  const std::unique_ptr<std::byte, Free> memory(
+      static_cast<std::byte*>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096)));
   std::memset(memory.get(), 0, bytes);
   std::vector<Rank> names(static_cast<std::size_t>(ranks));
   std::iota(names.begin(), names.end(), 10);
@@ -39,7 +45,8 @@ void runGroup(int ranks, const std::function<void(Exchange&)>& body, std::chrono
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
-      Exchange exchange(arena, r, std::vector<ProcessWatch>(names.size()), std::make_shared<PeerMemory>(nullptr), timeout);
+      Exchange exchange(arena, r, std::vector<ProcessWatch>(names.size()), std::make_shared<PeerMemory>(nullptr),
+                        timeout);
       body(exchange);
     });
   }
@@ -68,14 +75,16 @@ TEST_CASE("threads reduce, spread and swap in turn") {
       for (const std::size_t count : {1, 100, 50000}) {
         const std::vector<int> mine = values(exchange.self(), count);
         std::vector<int> sum(count);
-        bool right = exchange.allReduce(callOf(CallKind::kAllReduce), bytes(mine), bytes(sum), count * 4, kAddInts, -1).ok();
+        bool right =
+            exchange.allReduce(callOf(CallKind::kAllReduce), bytes(mine), bytes(sum), count * 4, kAddInts, -1).ok();
         for (std::size_t i = 0; i < count; ++i) {
           right = right && sum[i] == ranks * static_cast<int>(i) + 1000 * ranks * (ranks - 1) / 2;
         }
         std::vector<std::vector<int>> all(static_cast<std::size_t>(ranks), std::vector<int>(count));
         std::vector<Rows> incoming;
         for (auto& part : all) incoming.push_back(contiguousRows(bytes(part), count * 4));
-        right = right && exchange.spread(callOf(CallKind::kAllGather), contiguousRows(bytes(mine), count * 4), incoming).ok();
+        right = right &&
+                exchange.spread(callOf(CallKind::kAllGather), contiguousRows(bytes(mine), count * 4), incoming).ok();
         for (int r = 0; r < ranks; ++r) right = right && all[static_cast<std::size_t>(r)] == values(r, count);
         const std::vector<ConstRows> outgoing(static_cast<std::size_t>(ranks), contiguousRows(bytes(mine), count * 4));
         right = right && exchange.swap(callOf(CallKind::kAllToAll), outgoing, incoming).ok();
@@ -100,7 +109,8 @@ TEST_CASE("a mismatch is the same error on all ranks, and stays") {
   runGroup(3, [](Exchange& exchange) {
     const Call call = callOf(exchange.self() == 2 ? CallKind::kBarrier : CallKind::kGather);
     const absl::Status status = exchange.barrier(call);
-    if (!absl::IsFailedPrecondition(status) || !absl::StrContains(status.message(), "rank 10 calls gather, rank 12 calls barrier")) {
+    if (!absl::IsFailedPrecondition(status) ||
+        !absl::StrContains(status.message(), "rank 10 calls gather, rank 12 calls barrier")) {
       std::abort();
     }
     if (exchange.barrier(call) != status) std::abort();
@@ -132,7 +142,8 @@ TEST_CASE("rows of any length are copied into rows of any other") {
   const ConstRows in{reinterpret_cast<const std::byte*>(from.data()), 4, 6, 15};
   const Rows out{reinterpret_cast<std::byte*>(to.data()), 3, 8, 20};
   copyRows(in, out);
-  for (int i = 0; i < 24; ++i) CHECK(to[static_cast<std::size_t>(i / 8 * 20 + i % 8)] == from[static_cast<std::size_t>(i / 6 * 15 + i % 6)]);
+  for (int i = 0; i < 24; ++i)
+    CHECK(to[static_cast<std::size_t>(i / 8 * 20 + i % 8)] == from[static_cast<std::size_t>(i / 6 * 15 + i % 6)]);
   std::vector<char> middle(7);
   readRows(in, 4, reinterpret_cast<std::byte*>(middle.data()), 7);
   CHECK(middle == std::vector<char>{4, 5, 15, 16, 17, 18, 19});
@@ -151,11 +162,66 @@ TEST_CASE("notices are found by key, awaited, and make room with their epoch") {
   CHECK(mailbox->await(Mailbox::keyOf(1, {299, 1}), {}, soon(), never)->pid == 299);
   publisher.join();
   CHECK(mailbox->await(Mailbox::keyOf(1, {17, 1}), {}, soon(), never)->pid == 17);
-  CHECK(absl::IsDeadlineExceeded(mailbox->await(Mailbox::keyOf(2, {17, 1}), {}, std::chrono::steady_clock::now(), never).status()));
+  CHECK(absl::IsDeadlineExceeded(
+      mailbox->await(Mailbox::keyOf(2, {17, 1}), {}, std::chrono::steady_clock::now(), never).status()));
   const std::atomic<bool> aborted = true;
   CHECK(absl::IsAborted(mailbox->await(Mailbox::keyOf(2, {17, 1}), {}, soon(), aborted).status()));
   for (int i = 0; i < 4096; ++i) REQUIRE(mailbox->publish(Mailbox::keyOf(2, {i}), {i, 1, 1, 1}).ok());
   CHECK(absl::IsResourceExhausted(mailbox->publish(Mailbox::keyOf(2, {5000}), {1, 1, 1, 1})));
+}
+
+TEST_CASE("a board orders what its owner and its readers do") {
+  std::vector<std::uint64_t> memory(TensorBoard::bytes() / sizeof(std::uint64_t) + 1);
+  std::vector<std::uint64_t> readersMemory(memory.size());
+  // Two boards, as in the store: readers ring the owner's, the owner rings the readers', which they share here.
+  const TensorBoard board(reinterpret_cast<std::byte*>(memory.data()));
+  const TensorBoard bell(reinterpret_cast<std::byte*>(readersMemory.data()));
+  constexpr int kReaders = 3;
+  constexpr std::uint64_t kRounds = 3000;
+  std::vector<std::uint64_t> content(100);
+  const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::milliseconds(50); };
+  std::atomic<int> wrong = 0;
+  std::vector<std::thread> readers;
+  for (int r = 0; r < kReaders; ++r) {
+    readers.emplace_back([&] {
+      for (std::uint64_t round = 1; round <= kRounds; ++round) {
+        TensorBoard::Entry* entry = nullptr;
+        for (;;) {
+          const std::uint32_t seen = bell.changes();
+          if ((entry = board.find("key", round - 1)) != nullptr) break;
+          bell.awaitChange(seen, soon());
+        }
+        const bool same = entry->what.data.address == round && content.front() == round && content.back() == round;
+        if (!same || !TensorBoard::finish(*entry, round, round % 2 == 0 ? "odd" : "")) ++wrong;
+        board.ring();
+      }
+    });
+  }
+  for (std::uint64_t round = 1; round <= kRounds; ++round) {
+    std::fill(content.begin(), content.end(), round);
+    TensorBoard::Description what;
+    what.data.address = round;
+    TensorBoard::Entry* entry = board.set("key", what, kReaders, round);
+    REQUIRE(entry != nullptr);
+    bell.ring();
+    for (;;) {
+      const std::uint32_t seen = board.changes();
+      if (entry->finished.load(std::memory_order_acquire) == kReaders) break;
+      board.awaitChange(seen, soon());
+    }
+    const bool refused = entry->refused.load(std::memory_order_relaxed) != 0;
+    if (refused != (round % 2 == 0) || (refused && std::string(entry->reason.data()) != "odd")) ++wrong;
+    CHECK_FALSE(TensorBoard::finish(*entry, round, ""));  // one more than announced
+    TensorBoard::free(*entry);
+  }
+  for (std::thread& reader : readers) reader.join();
+  CHECK(wrong == 0);
+  CHECK(board.find("key", 0) == nullptr);
+  TensorBoard::Entry* last = nullptr;
+  for (std::size_t i = 0; i < TensorBoard::kEntries; ++i) last = board.set("key", {}, 1, kRounds + 1 + i);
+  REQUIRE(last != nullptr);
+  CHECK(board.set("key", {}, 1, 2 * kRounds) == nullptr);
+  CHECK_FALSE(TensorBoard::finish(*last, 1, ""));  // of an earlier round
 }
 
 }  // namespace dtorch

@@ -1,5 +1,6 @@
 #include "shm/shared_heap.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <random>
@@ -74,6 +75,35 @@ TEST_CASE("blocks never overlap and neighbours merge") {
   // What is free is in one piece again.
   CHECK(heap.allocate(SharedHeap::kOwnRegion) != nullptr);
   CHECK(heap.heldBytes() <= 96 << 20);
+}
+
+TEST_CASE("no owner sees what another one left") {
+  SharedHeap heap(1 << 30);
+  std::mt19937_64 random(11);
+  struct Block {
+    char* data;
+    std::size_t bytes;
+  };
+  std::vector<Block> blocks;
+  int kept = 0;
+  for (int i = 0; i < 4000; ++i) {
+    if (blocks.size() > 40 || (!blocks.empty() && random() % 2 == 0)) {
+      std::swap(blocks[random() % blocks.size()], blocks.back());
+      REQUIRE(heap.release(blocks.back().data));
+      blocks.pop_back();
+      continue;
+    }
+    const auto owner = static_cast<char>(1 + random() % 3);
+    const std::size_t bytes = random() % 20 == 0 ? SharedHeap::kOwnRegion + 1 : 1 + random() % (1 << 18);
+    auto* data = static_cast<char*>(heap.allocate(bytes, static_cast<SharedHeap::Owner>(owner)));
+    REQUIRE(data != nullptr);
+    const bool clean = std::all_of(data, data + bytes, [owner](char c) { return c == 0 || c == owner; });
+    REQUIRE(clean);
+    kept += data[0] == owner ? 1 : 0;
+    std::memset(data, owner, bytes);
+    blocks.push_back({data, bytes});
+  }
+  CHECK(kept > 0);  // an owner's own blocks are not zeroed for nothing
 }
 
 TEST_CASE("threads allocate and release at once") {

@@ -1,0 +1,462 @@
+// The backend as torch.distributed calls it, compared with LibTorch on the gathered inputs.
+#include "comm/group/same_device_backend.h"
+
+#include <ATen/ATen.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <numeric>
+#include <string>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "tests/catch.h"
+#include "tests/comm/ranks.h"
+
+namespace dtorch::testing {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using Splits = std::vector<std::int64_t>;
+
+/// The argument ends in the path of a file through which the ranks meet.
+c10::intrusive_ptr<SameDeviceBackend> openBackend(RankContext& context,
+                                                  std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+  const std::string path = context.argument.substr(context.argument.rfind(' ') + 1);
+  return SameDeviceBackend::create(c10::make_intrusive<c10d::FileStore>(path, context.size), context.rank, context.size,
+                                   timeout);
+}
+
+/// Runs a role whose argument is `prefix` and the path of a new file.
+std::vector<RankOutcome> runBackend(Mode mode, int size, const std::string& role, const std::string& prefix) {
+  std::string folder = (std::filesystem::temp_directory_path() / "dtorch-backend-XXXXXX").string();
+  ::mkdtemp(folder.data());
+  auto outcomes = runRanks(mode, size, role, absl::StrCat(prefix, " ", folder, "/store"));
+  std::filesystem::remove_all(folder);
+  return outcomes;
+}
+
+void expectBackend(Mode mode, int size, const std::string& role, const std::string& prefix = "plain") {
+  for (const RankOutcome& outcome : runBackend(mode, size, role, prefix)) {
+    INFO(role << ", " << size << " " << name(mode) << " " << prefix);
+    CHECK(outcome.status == 0);
+    CHECK(outcome.failures == "");
+  }
+}
+
+std::string errorOf(const c10::intrusive_ptr<c10d::Work>& work) {
+  try {
+    work->wait();
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "";
+}
+
+at::Tensor valueOf(int rank, at::IntArrayRef shape) {
+  return (at::arange(c10::multiply_integers(shape), at::kDouble).remainder(7) + 10 * rank).reshape(shape);
+}
+
+/// Every collective, on sizes that travel inline, in chunks, and in place.
+void backendCollectives(RankContext& context) {
+  const auto backend = openBackend(context);
+  const int n = context.size;
+  const int me = context.rank;
+  const auto self = static_cast<std::size_t>(me);
+  for (const std::int64_t rows : {0, 3, 30000}) {
+    for (const bool async : {false, true}) {
+      const auto check = [&](const char* what, const c10::intrusive_ptr<c10d::Work>& work, const Tensors& got,
+                             const Tensors& wanted) {
+        const std::string error = errorOf(work);
+        bool same = error.empty() && got.size() == wanted.size() && work->isCompleted() && work->isSuccess();
+        for (std::size_t i = 0; same && i < got.size(); ++i) same = at::equal(got[i], wanted[i]);
+        context.check(same, absl::StrCat(what, " of ", rows, " rows, async ", async, ": ", error));
+      };
+      const auto all = [&](at::IntArrayRef shape) {
+        Tensors values;
+        for (int r = 0; r < n; ++r) values.push_back(valueOf(r, shape));
+        return values;
+      };
+      const Tensors wide = all({rows, 2});
+      const at::Tensor sum = at::stack(wide).sum(0);
+      {
+        Tensors in = {wide[self].t().contiguous().t()};  // strides of another order
+        c10d::AllreduceOptions options;
+        options.asyncOp = async;
+        check("all_reduce", backend->allreduce(in, options), in, {sum});
+        Tensors pair = {wide[self].clone(), wide[self].to(at::kInt)};
+        c10d::AllreduceCoalescedOptions coalesced;
+        coalesced.asyncOp = async;
+        check("all_reduce coalesced", backend->allreduce_coalesced(pair, coalesced), pair, {sum, sum.to(at::kInt)});
+      }
+      for (int root = 0; root < n; root += n - 1) {
+        Tensors reduced = {wide[self].clone()};
+        c10d::ReduceOptions reduce;
+        reduce.rootRank = root;
+        reduce.reduceOp = c10d::ReduceOp::MAX;
+        reduce.asyncOp = async;
+        check("reduce", backend->reduce(reduced, reduce), reduced, {me == root ? at::stack(wide).amax(0) : wide[self]});
+        Tensors sent = {wide[self].clone()};
+        c10d::BroadcastOptions broadcast;
+        broadcast.rootRank = root;
+        broadcast.asyncOp = async;
+        check("broadcast", backend->broadcast(sent, broadcast), sent, {wide[static_cast<std::size_t>(root)]});
+        Tensors input = {wide[self]};
+        std::vector<Tensors> gathered(me == root ? 1 : 0);
+        for (int r = 0; me == root && r < n; ++r) gathered[0].push_back(at::empty({rows, 2}, at::kDouble));
+        c10d::GatherOptions gather;
+        gather.rootRank = root;
+        gather.asyncOp = async;
+        check("gather", backend->gather(gathered, input, gather), me == root ? gathered[0] : Tensors{},
+              me == root ? wide : Tensors{});
+        Tensors part = {at::empty({rows, 2}, at::kDouble)};
+        std::vector<Tensors> parts;
+        if (me == root) parts.push_back(wide);
+        c10d::ScatterOptions scatter;
+        scatter.rootRank = root;
+        scatter.asyncOp = async;
+        check("scatter", backend->scatter(part, parts, scatter), part, {wide[self]});
+        if (n == 1) break;
+      }
+      {
+        // Lists may be uneven: rank r has r rows more.
+        Tensors uneven;
+        std::vector<Tensors> outputs(1);
+        for (int r = 0; r < n; ++r) {
+          uneven.push_back(valueOf(r, {rows + r, 2}));
+          outputs[0].push_back(at::empty({rows + r, 2}, at::kDouble));
+        }
+        Tensors input = {uneven[self]};
+        c10d::AllgatherOptions options;
+        options.asyncOp = async;
+        check("all_gather", backend->allgather(outputs, input, options), outputs[0], uneven);
+        at::Tensor whole = at::empty({n * rows, 2}, at::kDouble);
+        at::Tensor own = wide[self];
+        check("all_gather into tensor", backend->_allgather_base(whole, own, options), {whole}, {at::cat(wide)});
+        Tensors wholes = {at::zeros({n * rows, 2}, at::kDouble), at::zeros({n * rows, 2}, at::kInt)};
+        Tensors owns = {own, own.to(at::kInt)};
+        check("all_gather coalesced", backend->allgather_into_tensor_coalesced(wholes, owns, options), wholes,
+              {at::cat(wide), at::cat(wide).to(at::kInt)});
+
+        std::vector<Tensors> lists(1);
+        for (int r = 0; r < n; ++r) lists[0].push_back(valueOf(me, {rows + r, 2}));
+        Tensors scattered = {at::empty({rows + me, 2}, at::kDouble)};
+        c10d::ReduceScatterOptions reduce;
+        reduce.asyncOp = async;
+        check("reduce_scatter", backend->reduce_scatter(scattered, lists, reduce), scattered,
+              {at::stack(all({rows + me, 2})).sum(0)});
+        const at::Tensor total = at::stack(all({n * rows, 2})).sum(0).narrow(0, me * rows, rows);
+        at::Tensor source = valueOf(me, {n * rows, 2});
+        at::Tensor target = at::empty({rows, 2}, at::kDouble);
+        check("reduce_scatter of a tensor", backend->_reduce_scatter_base(target, source, reduce), {target}, {total});
+        Tensors targets = {at::zeros({rows, 2}, at::kDouble), at::zeros({rows, 2}, at::kInt)};
+        Tensors sources = {source, source.to(at::kInt)};
+        check("reduce_scatter coalesced", backend->reduce_scatter_tensor_coalesced(targets, sources, reduce), targets,
+              {total, total.to(at::kInt)});
+      }
+      {
+        // Rank i sends rank j rows + i + 2 j rows.
+        const auto length = [rows](int from, int to) { return rows + from + 2 * to; };
+        Splits send;
+        Splits receive;
+        Tensors wanted;
+        Tensors sends;
+        Tensors receives;
+        for (int r = 0; r < n; ++r) {
+          send.push_back(length(me, r));
+          receive.push_back(length(r, me));
+          sends.push_back(valueOf(me, {length(me, r), 2}) + r);
+          wanted.push_back(valueOf(r, {length(r, me), 2}) + me);
+          receives.push_back(at::empty({length(r, me), 2}, at::kDouble));
+        }
+        c10d::AllToAllOptions options;
+        options.asyncOp = async;
+        at::Tensor input = at::cat(sends);
+        at::Tensor output =
+            at::empty({std::accumulate(receive.begin(), receive.end(), std::int64_t{0}), 2}, at::kDouble);
+        check("all_to_all of a tensor", backend->alltoall_base(output, input, receive, send, options), {output},
+              {at::cat(wanted)});
+        check("all_to_all", backend->alltoall(receives, sends, options), receives, wanted);
+        Splits even;
+        at::Tensor square = valueOf(me, {n * rows, 2});
+        at::Tensor turned = at::empty({n * rows, 2}, at::kDouble);
+        Tensors pieces;
+        for (int r = 0; r < n; ++r) pieces.push_back(valueOf(r, {n * rows, 2}).narrow(0, me * rows, rows));
+        check("all_to_all, even", backend->alltoall_base(turned, square, even, even, options), {turned},
+              {at::cat(pieces)});
+      }
+      c10d::BarrierOptions options;
+      options.asyncOp = async;
+      check("barrier", backend->barrier(options), {}, {});
+    }
+  }
+}
+const RankRole kBackendCollectives("backend collectives", backendCollectives);
+
+/// Every reduce operation of c10d; integers and floats.
+void backendReductions(RankContext& context) {
+  const auto backend = openBackend(context);
+  using Op = c10d::ReduceOp;
+  for (const Op::RedOpType type : {Op::SUM, Op::AVG, Op::PRODUCT, Op::MIN, Op::MAX, Op::BAND, Op::BOR, Op::BXOR}) {
+    const bool bits = type == Op::BAND || type == Op::BOR || type == Op::BXOR;
+    Tensors values;
+    for (int r = 0; r < context.size; ++r)
+      values.push_back((at::arange(40) + 3 * r).remainder(5).to(bits ? at::kInt : at::kFloat));
+    at::Tensor wanted = values[0];
+    for (std::size_t r = 1; r < values.size(); ++r) {
+      switch (type) {
+        case Op::PRODUCT:
+          wanted = wanted * values[r];
+          break;
+        case Op::MIN:
+          wanted = at::minimum(wanted, values[r]);
+          break;
+        case Op::MAX:
+          wanted = at::maximum(wanted, values[r]);
+          break;
+        case Op::BAND:
+          wanted = at::bitwise_and(wanted, values[r]);
+          break;
+        case Op::BOR:
+          wanted = at::bitwise_or(wanted, values[r]);
+          break;
+        case Op::BXOR:
+          wanted = at::bitwise_xor(wanted, values[r]);
+          break;
+        default:
+          wanted = wanted + values[r];
+      }
+    }
+    if (type == Op::AVG) wanted = wanted / context.size;
+    Tensors tensor = {values[static_cast<std::size_t>(context.rank)]};
+    c10d::AllreduceOptions options;
+    options.reduceOp = type;
+    const std::string error = errorOf(backend->allreduce(tensor, options));
+    context.check(error.empty() && at::allclose(tensor[0], wanted),
+                  absl::StrCat("operation ", static_cast<int>(type), ": ", error));
+  }
+  Tensors tensor = {at::full({9}, context.rank + 1.0)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::makeNCCLPreMulSum(0.5);
+  const std::string error = errorOf(backend->allreduce(tensor, options));
+  const double sum = 0.5 * context.size * (context.size + 1) / 2;
+  context.check(error.empty() && at::equal(tensor[0], at::full({9}, sum)), absl::StrCat("PREMUL_SUM: ", error));
+}
+const RankRole kBackendReductions("backend reductions", backendReductions);
+
+void backendWork(RankContext& context) {
+  const auto backend = openBackend(context);
+  // Asynchronous calls of one rank run in their order; their results are there when they say so.
+  std::vector<Tensors> tensors;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  c10d::AllreduceOptions options;
+  options.asyncOp = true;
+  for (int i = 0; i < 50; ++i) {
+    tensors.push_back({at::full({1000 * i}, context.rank + i)});
+    works.push_back(backend->allreduce(tensors.back(), options));
+  }
+  const auto future = works[49]->getFuture();
+  future->wait();
+  for (int i = 0; i < 50; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    context.check(works[at]->isCompleted() && works[at]->isSuccess() && !works[at]->exception(), "not in order");
+    const int sum = context.size * i + context.size * (context.size - 1) / 2;
+    context.check(at::equal(tensors[at][0], at::full({1000 * i}, sum)), "all_reduce");
+    context.check(works[at]->result()[0].is_same(tensors[at][0]), "result()");
+  }
+  context.check(future->value().toTensorVector()[0].is_same(tensors[49][0]), "getFuture()");
+
+  // What cannot be reduced is a ValueError on all ranks, and harmless.
+  Tensors complex = {at::ones({2}, at::kComplexFloat)};
+  options.reduceOp = c10d::ReduceOp::MAX;
+  const auto refused = backend->allreduce(complex, options);
+  bool valueError = false;
+  try {
+    refused->wait();
+  } catch (const c10::ValueError&) {
+    valueError = true;
+  }
+  context.check(valueError && refused->isCompleted() && !refused->isSuccess() && refused->exception(),
+                "a max of complex numbers");
+  refused->getFuture()->wait();
+  context.check(refused->getFuture()->hasError(), "getFuture() of an error");
+
+  // A call that others do not make ends at its deadline, and the group is unusable; messages still pass.
+  Tensors word = {at::ones({1})};
+  if (context.rank == 0) {
+    c10d::BarrierOptions barrier;
+    barrier.timeout = std::chrono::milliseconds(100);
+    context.check(absl::StrContains(errorOf(backend->barrier(barrier)), "DEADLINE_EXCEEDED"), "a barrier of one rank");
+    for (int r = 1; r < context.size; ++r) context.check(errorOf(backend->send(word, r, 0)).empty(), "send");
+  } else {
+    context.check(errorOf(backend->recv(word, 0, 0)).empty(), "recv");
+  }
+  const std::string later = errorOf(backend->barrier({}));
+  context.check(absl::StrContains(later, "DEADLINE_EXCEEDED"), absl::StrCat("after a deadline: ", later));
+}
+const RankRole kBackendWork("backend work", backendWork);
+
+void sendsAndReceives(RankContext& context) {
+  const auto backend = openBackend(context);
+  const int n = context.size;
+  const int me = context.rank;
+  const int right = (me + 1) % n;
+  const int left = (me + n - 1) % n;
+  for (const std::int64_t count : {0, 5, 100000}) {
+    // All send first: a rank that waited for its send to be received before it receives would wait for ever.
+    Tensors out = {valueOf(me, {count, 3}).t()};
+    Tensors in = {at::zeros({3, count}, at::kDouble)};
+    const auto sent = backend->send(out, right, 0);
+    const std::string received = errorOf(backend->recv(in, left, 0));
+    context.check(received.empty() && at::equal(in[0], valueOf(left, {count, 3}).t()),
+                  absl::StrCat("recv: ", received));
+    context.check(errorOf(sent).empty(), "send");
+  }
+  // A batch: several to each peer, received in another order of tags; those of one tag in order.
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  std::vector<Tensors> kept;
+  for (int r = 0; r < n; ++r) {
+    for (int i = 0; r != me && i < 4; ++i) {
+      kept.push_back({at::full({2000}, 100 * me + 10 * r + i)});
+      works.push_back(backend->send(kept.back(), r, i / 2));
+    }
+  }
+  for (int r = 0; r < n; ++r) {
+    for (const int i : {2, 0, 3, 1}) {
+      if (r == me) continue;
+      Tensors in = {at::zeros({2000}, at::kLong)};
+      const std::string error = errorOf(backend->recv(in, r, i / 2));
+      context.check(error.empty() && in[0].eq(100 * r + 10 * me + i).all().item<bool>(),
+                    absl::StrCat("batch: ", error, in[0][0].item<int>()));
+    }
+  }
+  for (const auto& work : works) context.check(errorOf(work).empty(), "batched send");
+  // From whoever comes first.
+  Tensors mine = {at::full({4}, me)};
+  if (me != 0) {
+    context.check(errorOf(backend->send(mine, 0, 7)).empty(), "send to anybody's receive");
+  } else {
+    std::vector<int> seen(static_cast<std::size_t>(n), 0);
+    for (int i = 1; i < n; ++i) {
+      Tensors in = {at::zeros({4}, at::kLong)};
+      const auto work = backend->recvAnysource(in, 7);
+      context.check(errorOf(work).empty(), "receive from anybody");
+      const int source = work->sourceRank();
+      context.check(source > 0 && in[0].eq(source).all().item<bool>() && seen[static_cast<std::size_t>(source)]++ == 0,
+                    "sourceRank()");
+    }
+  }
+  // More than the store holds at once.
+  works.clear();
+  kept.clear();
+  for (int i = 0; i < 600; ++i) {
+    kept.push_back({at::full({2}, i)});
+    works.push_back(backend->send(kept.back(), right, 9));
+  }
+  for (int i = 0; i < 600; ++i) {
+    Tensors in = {at::zeros({2}, at::kLong)};
+    const std::string error = errorOf(backend->recv(in, left, 9));
+    context.check(error.empty() && in[0].eq(i).all().item<bool>(), absl::StrCat("message ", i, ": ", error));
+  }
+  for (const auto& work : works) context.check(errorOf(work).empty(), "one of many sends");
+  // A tensor that does not fit is an error at both ends, with the same text; the next one comes through.
+  Tensors four = {at::ones({4})};
+  Tensors five = {at::zeros({5})};
+  const auto wrong = backend->send(four, right, 3);
+  const std::string atReceiver = errorOf(backend->recv(five, left, 3));
+  const std::string atSender = errorOf(wrong);
+  context.check(absl::StrContains(atReceiver, "a send of 4 Float meets a receive of 5 Float"), atReceiver);
+  context.check(absl::StrContains(atSender, "a send of 4 Float meets a receive of 5 Float"), atSender);
+  const auto good = backend->send(four, right, 3);
+  Tensors fits = {at::zeros({4})};
+  context.check(errorOf(backend->recv(fits, left, 3)).empty() && errorOf(good).empty(), "after a wrong size");
+  context.check(errorOf(backend->barrier({})).empty(), "barrier");
+  backend->setTimeout(std::chrono::milliseconds(50));
+  context.check(absl::StrContains(errorOf(backend->recv(fits, left, 99)), "DEADLINE_EXCEEDED"),
+                "a receive without a send");
+  backend->setTimeout(std::chrono::seconds(20));
+  context.check(errorOf(backend->barrier({})).empty(), "barrier");  // nobody leaves before
+}
+const RankRole kSendsAndReceives("sends and receives", sendsAndReceives);
+
+/// The last rank dies, or leaves, while the others wait for it.
+void lostPeer(RankContext& context) {
+  auto backend = openBackend(context);
+  const int victim = context.size - 1;
+  const bool dies = absl::StartsWith(context.argument, "dies");
+  Tensors tensor = {at::ones({10})};
+  context.check(errorOf(backend->barrier({})).empty(), "barrier");
+  if (context.rank == victim) {
+    if (dies) ::raise(SIGKILL);
+    return;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  std::string error;
+  if (context.rank == 0) error = errorOf(backend->recv(tensor, victim, 0));
+  if (context.rank == 1) error = errorOf(backend->send(tensor, victim, 0));
+  std::string named = absl::StrCat("rank ", victim);
+  if (context.rank == 2 && dies) error = errorOf(backend->recvAnysource(tensor, 0));
+  if (context.rank == 2 && !dies) {
+    error = errorOf(backend->barrier({}));
+    named = "rank ";  // of several that leave, any may be seen first
+  }
+  context.check(absl::StrContains(error, "UNAVAILABLE") && absl::StrContains(error, named), error);
+  context.check(std::chrono::steady_clock::now() - start < std::chrono::seconds(1), "it took long");
+}
+const RankRole kLostPeer("lost peer", lostPeer);
+
+/// Rank 0 aborts; rank 1, which waits for it, sees that it leaves.
+void abortedBackend(RankContext& context) {
+  const auto backend = openBackend(context);
+  Tensors tensor = {at::ones({10})};
+  const auto waiting = backend->recv(tensor, 1 - context.rank, 0);
+  context.check(!waiting->isCompleted(), "a receive without a send is done");
+  context.check(errorOf(backend->barrier({})).empty(), "barrier");
+  if (context.rank == 1) {
+    context.check(absl::StrContains(errorOf(waiting), "rank 0 left"), errorOf(waiting));
+    return;
+  }
+  backend->abort();
+  context.check(absl::StrContains(errorOf(waiting), "ABORTED"), errorOf(waiting));
+  context.check(!errorOf(backend->barrier({})).empty(), "a barrier after abort()");
+}
+const RankRole kAbortedBackend("aborted backend", abortedBackend);
+
+}  // namespace
+
+TEST_CASE("the backend's collectives", "[backend]") {
+  for (const int size : {1, 2, 3, 8}) expectBackend(Mode::kThreads, size, "backend collectives");
+  expectBackend(Mode::kProcesses, 2, "backend collectives");
+  expectBackend(Mode::kProcesses, 3, "backend collectives", "shared");
+}
+
+TEST_CASE("the backend's reduce operations", "[backend]") {
+  for (const int size : {2, 3}) expectBackend(Mode::kThreads, size, "backend reductions");
+}
+
+TEST_CASE("the backend's asynchronous work", "[backend]") {
+  expectBackend(Mode::kThreads, 3, "backend work");
+  expectBackend(Mode::kProcesses, 2, "backend work");
+}
+
+TEST_CASE("sends and receives in any order", "[backend]") {
+  for (const int size : {2, 3, 4}) expectBackend(Mode::kThreads, size, "sends and receives");
+  expectBackend(Mode::kProcesses, 3, "sends and receives");
+  expectBackend(Mode::kProcesses, 3, "sends and receives", "shared");
+}
+
+TEST_CASE("COMM-1: a peer that dies or leaves ends sends and receives", "[backend]") {
+  const auto outcomes = runBackend(Mode::kProcesses, 4, "lost peer", "dies");
+  for (std::size_t r = 0; r < outcomes.size(); ++r) {
+    CHECK(outcomes[r].status == (r == 3 ? SIGKILL : 0));
+    CHECK(outcomes[r].failures == "");
+  }
+  expectBackend(Mode::kThreads, 4, "lost peer", "leaves");
+  expectBackend(Mode::kProcesses, 4, "lost peer", "leaves");
+}
+
+TEST_CASE("abort ends sends, receives and calls", "[backend]") { expectBackend(Mode::kThreads, 2, "aborted backend"); }
+
+}  // namespace dtorch::testing
