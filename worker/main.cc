@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "comm/store/shared_allocator.h"
 #include "proto/version.h"
 #include "worker/process_watcher.h"
 #include "worker/worker.h"
@@ -44,6 +45,7 @@ int main(int argc, char** argv) {
   options.commTimeout = std::chrono::milliseconds(commTimeoutMs);
 
   logToStderr(options.rank);
+  dtorch::installSharedAllocator();  // peers read large tensors where they are
   dtorch::ProcessWatcher watcher(lifetimeFd);
   absl::StatusOr<std::unique_ptr<dtorch::Worker>> worker = dtorch::Worker::start(options);
   if (!worker.ok()) {

@@ -54,6 +54,13 @@ class ClientTest(unittest.TestCase):
         self.session = dtorch.connect(self.daemon.socket, name="client_test")
         self.addCleanup(self.session.close)
 
+    def test_the_example_of_the_readme(self):
+        readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+        example = readme.split("```python\n")[1].split("```")[0]
+        environment = os.environ | {"DTORCH_SOCKET": self.daemon.socket}
+        result = subprocess.run([sys.executable, "-c", example], env=environment, capture_output=True, text=True)
+        self.assertEqual((result.stdout, result.stderr), ("[[ 7. 10.]\n [15. 22.]]\n", ""))
+
     def test_a_value_comes_back_on_any_placement(self):
         array = np.arange(35, dtype=np.float32).reshape(5, 7)
         for placement in Replicate(), Shard(0), Shard(1), Shard(-1), Partial():
