@@ -42,6 +42,26 @@ TEST_CASE("a new segment is zero, sealed and as large as asked") {
   CHECK(::ftruncate(segment->ref().fd, 1) != 0);
 }
 
+TEST_CASE("a reserved segment takes the memory that is committed, and no more than there is") {
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  auto segment = Segment::reserve("dtorch-test", 100 * kMiB);
+  REQUIRE(segment.ok());
+  const auto taken = [&] {
+    struct stat info {};
+    REQUIRE(::fstat(segment->ref().fd, &info) == 0);
+    return static_cast<std::size_t>(info.st_blocks) * 512;
+  };
+  CHECK(taken() == 0);
+  REQUIRE(segment->commit(5 * kMiB, kMiB).ok());
+  CHECK(taken() == kMiB);
+  std::memset(segment->data() + 5 * kMiB, 1, kMiB);
+  auto peer = Segment::open(segment->ref());
+  REQUIRE(peer.ok());
+  CHECK(peer->data()[6 * kMiB - 1] == std::byte{1});
+  CHECK(absl::IsResourceExhausted(segment->commit(0, std::size_t{1} << 50)));
+  CHECK(absl::IsResourceExhausted(Segment::reserve("dtorch-test", std::size_t{1} << 50).status()));
+}
+
 TEST_CASE("another mapping sees the same bytes") {
   auto owner = Segment::create("dtorch-test", 4096);
   REQUIRE(owner.ok());
