@@ -25,7 +25,7 @@ if(DTORCH_SANITIZE)
   add_compile_options(${sanitize} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   add_link_options(${sanitize})
   set(DTORCH_SANITIZE_ENVIRONMENT
-    "ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1"
+    "ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:allocator_may_return_null=1"
     "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/cmake/lsan.supp:print_suppressions=0"
     "UBSAN_OPTIONS=print_stacktrace=1"
     "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1")

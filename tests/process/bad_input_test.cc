@@ -95,7 +95,8 @@ TEST_CASE("wrong calls get a status, and everything goes on") {
   }
   SECTION("parts that are no chunk layout are refused") {
     const std::vector<float> parts = {1, 2, 3, 4};
-    const std::vector<HostView> uneven = {HostView::of(std::vector<float>{1}, {1}), HostView::of(parts, {4})};
+    const std::vector<float> one = {1};
+    const std::vector<HostView> uneven = {HostView::of(one, {1}), HostView::of(parts, {4})};
     CHECK(absl::IsInvalidArgument(errorOf(session->putShards(uneven, {5}, session->mesh(), {Placement::shard(0)}))));
   }
   SECTION("what was refused in place cannot be read as if nothing were") {
