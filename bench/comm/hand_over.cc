@@ -28,6 +28,19 @@ namespace {
 constexpr std::int64_t kFloats = 16 << 20;
 constexpr int kRounds = 21;
 
+/// Ends this process when the other one has not come so far within a minute: it has failed.
+template <typename Condition>
+void waitUntil(const Condition& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) {
+      std::fprintf(stderr, "the other process does not answer\n");
+      std::exit(1);
+    }
+    ::usleep(100);
+  }
+}
+
 /// What the two processes tell each other beside what is measured; mapped before the fork.
 struct Shared {
   std::array<TensorStore::Peer, 2> peers;
@@ -39,7 +52,7 @@ struct Shared {
   /// Both are here for the `count`-th time.
   void meet(int count) {
     ++arrived;
-    while (arrived < 2 * count) ::usleep(100);
+    waitUntil([&] { return arrived >= 2 * count; });
   }
 };
 
@@ -143,7 +156,7 @@ void reader(Shared& shared, const std::string& folder) {
   Times value;
   Times valueRead;
   for (std::size_t i = 0; i < kRounds; ++i) {
-    while (shared.tickets[i] == 0) ::usleep(100);
+    waitUntil([&] { return shared.tickets[i] != 0; });
     const TensorFuture future = TensorFuture::fetch(**client, shared.tickets[i]);
     const auto tensor = future.get(soon());
     const std::int64_t got = now();

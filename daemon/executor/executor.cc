@@ -221,8 +221,6 @@ bool Executor::usable(GroupId id) const {
 
 const absl::Status& Executor::error(GroupId id) const { return at(id).error; }
 
-const std::vector<Rank>& Executor::ranks(GroupId id) const { return at(id).ranks; }
-
 v1::WorkerCommand* Executor::append(GroupId group) {
   if (open_ != nullptr && (openGroup_ != group || open_->commands_size() >= kFrameCommands)) flush();
   if (open_ == nullptr) {

@@ -72,7 +72,6 @@ class Executor {
   bool usable(GroupId group) const;
   /// Why the group cannot be used any more; OK while it can.
   const absl::Status& error(GroupId group) const;
-  const std::vector<Rank>& ranks(GroupId group) const;
 
   /// A new operator at the end of the stream of `group`; its number comes back in `number`.
   v1::WorkerCommand* appendOperator(GroupId group, OperatorNumber* number);
@@ -95,8 +94,6 @@ class Executor {
   void sendToWorker(Rank rank, const v1::WorkerCommand& command);
   /// A rank has gone: every group that holds it fails with `why`; what it had in flight is given up.
   void failRank(Rank rank, const absl::Status& why);
-
-  std::uint64_t operatorsPublished() const { return nextOperator_ - 1; }
 
  private:
   static constexpr std::size_t kMaxGroups = 4096;

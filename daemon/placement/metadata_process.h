@@ -9,7 +9,7 @@
 #include "absl/types/span.h"
 #include "core/tensor_meta.h"
 #include "core/value.h"
-#include "daemon/rpc/file_descriptor.h"
+#include "daemon/file_descriptor.h"
 #include "dispatch/meta.h"
 
 namespace dtorch {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "daemon/rpc/file_descriptor.h"
+#include "daemon/file_descriptor.h"
 #include "daemon/rpc/listening_socket.h"
 #include "daemon/session/session_channel.h"
 

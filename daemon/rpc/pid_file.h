@@ -3,7 +3,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "daemon/rpc/file_descriptor.h"
+#include "daemon/file_descriptor.h"
 
 namespace dtorch {
 

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "daemon/rpc/file_descriptor.h"
+#include "daemon/file_descriptor.h"
 #include "daemon/supervisor/worker_output.h"
 
 namespace dtorch {

@@ -15,7 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "daemon/rpc/file_descriptor.h"
+#include "daemon/file_descriptor.h"
 #include "daemon/supervisor/heartbeat_server.h"
 #include "spdlog/spdlog.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/ids.h"
-#include "daemon/rpc/file_descriptor.h"
+#include "daemon/file_descriptor.h"
 
 namespace dtorch {
 

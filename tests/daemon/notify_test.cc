@@ -10,7 +10,7 @@
 #include <cstring>
 #include <string>
 
-#include "daemon/rpc/file_descriptor.h"
+#include "daemon/file_descriptor.h"
 #include "tests/catch.h"
 #include "tests/daemon/rpc_processes.h"
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "daemon/rpc/file_descriptor.h"
+#include "daemon/file_descriptor.h"
 
 namespace dtorch {
 

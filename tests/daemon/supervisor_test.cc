@@ -21,7 +21,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "daemon/rpc/file_descriptor.h"
+#include "daemon/file_descriptor.h"
 #include "daemon/supervisor/process_launcher.h"
 #include "dtorch/v1/worker.grpc.pb.h"
 #include "proto/version.h"
