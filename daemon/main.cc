@@ -17,6 +17,7 @@
 #include <zmq.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "daemon/controller.h"
 #include "daemon/daemon_config.h"
 #include "daemon/notify.h"
@@ -222,5 +223,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   if (argc == 2 && std::string(argv[1]) == dtorch::kMetadataArgument) return dtorch::serveMetadata();
+  // Debian's Abseil looks for deadlocks at every lock, which costs more than the lock.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   return dtorch::run(argc, argv);
 }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/synchronization/mutex.h"
 #include "comm/store/shared_allocator.h"
 #include "proto/version.h"
 #include "worker/process_watcher.h"
