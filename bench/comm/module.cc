@@ -9,7 +9,9 @@ PYBIND11_MODULE(dtorch_c10d, module) {
   module.def("install_shared_allocator", &dtorch::installSharedAllocator);
   module.def(
       "create_backend",
-      [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout)
-          -> c10::intrusive_ptr<c10d::Backend> { return dtorch::SameDeviceBackend::create(store, rank, size, timeout); },
+      [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+         std::chrono::milliseconds timeout) -> c10::intrusive_ptr<c10d::Backend> {
+        return dtorch::SameDeviceBackend::create(store, rank, size, timeout);
+      },
       py::call_guard<py::gil_scoped_release>());
 }

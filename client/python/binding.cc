@@ -275,7 +275,8 @@ int dtorch_put_shards(dtorch_object* owner, dtorch_object* mesh, const char* pla
     if (!placed.ok()) return placed.status();
     std::vector<dtorch::HostView> views;
     for (std::int32_t i = 0; i < count; ++i) views.push_back(viewOf(parts[i]));
-    *out = wrap(session(owner).putShards(views, {shape, shape + dims}, as<Mesh>(mesh), *std::move(placed), siteOf(site)));
+    *out =
+        wrap(session(owner).putShards(views, {shape, shape + dims}, as<Mesh>(mesh), *std::move(placed), siteOf(site)));
     return absl::OkStatus();
   });
 }
@@ -283,9 +284,8 @@ int dtorch_put_shards(dtorch_object* owner, dtorch_object* mesh, const char* pla
 int dtorch_call(dtorch_object* owner, const char* name, const void* arguments, std::uint64_t bytes,
                 dtorch_object* const* tensors, std::int32_t count, dtorch_object* mesh, const char* placements,
                 std::uint32_t outputs, dtorch_site site, dtorch_object** results) {
-  return guarded([&] {
-    return call(owner, name, arguments, bytes, tensors, count, mesh, placements, outputs, site, results);
-  });
+  return guarded(
+      [&] { return call(owner, name, arguments, bytes, tensors, count, mesh, placements, outputs, site, results); });
 }
 
 int dtorch_redistribute(dtorch_object* tensor, const char* placements, dtorch_site site, dtorch_object** out) {

@@ -5,9 +5,9 @@
 // What the Python package calls through ctypes: the C++ client without C++ types, and without CPython's, so that one
 // library serves every Python. A private interface: the package and this library are of one build.
 //
-// Functions return an absl::StatusCode, 0 for success; dtorch_error() then tells more. Objects come out as pointers to be
-// given to dtorch_free() once. Placements are texts, "S(0) R", one for each mesh dimension; empty: the default. Nothing here waits for the daemon but dtorch_connect and dtorch_wait.
-// Thread: safe, as the C++ client is.
+// Functions return an absl::StatusCode, 0 for success; dtorch_error() then tells more. Objects come out as pointers to
+// be given to dtorch_free() once. Placements are texts, "S(0) R", one for each mesh dimension; empty: the default.
+// Nothing here waits for the daemon but dtorch_connect and dtorch_wait. Thread: safe, as the C++ client is.
 
 extern "C" {
 
@@ -54,8 +54,8 @@ int dtorch_connect(const char* address, double timeout, const char* name, dtorch
 int dtorch_mesh(dtorch_object* session, const std::int32_t* ranks, std::int32_t count, const std::int64_t* shape,
                 std::int32_t dims, dtorch_object** mesh);
 
-int dtorch_put(dtorch_object* session, dtorch_object* mesh, const char* placements,
-               const dtorch_host_tensor* value, dtorch_site site, dtorch_object** tensor);
+int dtorch_put(dtorch_object* session, dtorch_object* mesh, const char* placements, const dtorch_host_tensor* value,
+               dtorch_site site, dtorch_object** tensor);
 int dtorch_put_shards(dtorch_object* session, dtorch_object* mesh, const char* placements,
                       const dtorch_host_tensor* parts, std::int32_t count, const std::int64_t* shape, std::int32_t dims,
                       dtorch_site site, dtorch_object** tensor);
@@ -74,7 +74,7 @@ int dtorch_synchronize(dtorch_object* session, dtorch_object** future);
 int dtorch_wait(dtorch_object* future, double timeout);
 /// Whether dtorch_wait would return at once: 1 or 0.
 int dtorch_poll(dtorch_object* future);
-/// Of a future that dtorch_wait has found resolved: the value (`data` null for a description), and the placements described.
-/// They live as long as the future.
+/// Of a future that dtorch_wait has found resolved: the value (`data` null for a description), and the placements
+/// described. They live as long as the future.
 int dtorch_result(dtorch_object* future, dtorch_host_tensor* value, const char** placements);
 }

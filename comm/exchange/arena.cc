@@ -18,7 +18,8 @@ std::size_t share(std::size_t most, std::size_t least, int ranks) {
 }  // namespace
 
 std::size_t Arena::slotBytes() const {
-  return align(sizeof(CallSlot)) + align((2 * sizeof(std::uint64_t) + sizeof(BufferRef)) * static_cast<std::size_t>(size())) + inlineBytes();
+  return align(sizeof(CallSlot)) +
+         align((2 * sizeof(std::uint64_t) + sizeof(BufferRef)) * static_cast<std::size_t>(size())) + inlineBytes();
 }
 
 std::size_t Arena::rankBytes() const { return 2 * slotBytes() + 2 * chunkBytes(); }

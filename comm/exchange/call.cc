@@ -10,15 +10,24 @@ namespace {
 
 absl::string_view kindName(CallKind kind) {
   switch (kind) {
-    case CallKind::kBarrier: return "barrier";
-    case CallKind::kBroadcast: return "broadcast";
-    case CallKind::kReduce: return "reduce";
-    case CallKind::kAllReduce: return "all_reduce";
-    case CallKind::kAllGather: return "all_gather";
-    case CallKind::kReduceScatter: return "reduce_scatter";
-    case CallKind::kAllToAll: return "all_to_all";
-    case CallKind::kGather: return "gather";
-    case CallKind::kScatter: return "scatter";
+    case CallKind::kBarrier:
+      return "barrier";
+    case CallKind::kBroadcast:
+      return "broadcast";
+    case CallKind::kReduce:
+      return "reduce";
+    case CallKind::kAllReduce:
+      return "all_reduce";
+    case CallKind::kAllGather:
+      return "all_gather";
+    case CallKind::kReduceScatter:
+      return "reduce_scatter";
+    case CallKind::kAllToAll:
+      return "all_to_all";
+    case CallKind::kGather:
+      return "gather";
+    case CallKind::kScatter:
+      return "scatter";
   }
   return "?";
 }
@@ -35,15 +44,24 @@ std::uint64_t combine(std::uint64_t digest, std::int64_t number) {
 
 absl::string_view name(Reduction reduction) {
   switch (reduction) {
-    case Reduction::kNone: return "";
-    case Reduction::kSum: return "sum";
-    case Reduction::kAvg: return "avg";
-    case Reduction::kProduct: return "product";
-    case Reduction::kMin: return "min";
-    case Reduction::kMax: return "max";
-    case Reduction::kBitAnd: return "band";
-    case Reduction::kBitOr: return "bor";
-    case Reduction::kBitXor: return "bxor";
+    case Reduction::kNone:
+      return "";
+    case Reduction::kSum:
+      return "sum";
+    case Reduction::kAvg:
+      return "avg";
+    case Reduction::kProduct:
+      return "product";
+    case Reduction::kMin:
+      return "min";
+    case Reduction::kMax:
+      return "max";
+    case Reduction::kBitAnd:
+      return "band";
+    case Reduction::kBitOr:
+      return "bor";
+    case Reduction::kBitXor:
+      return "bxor";
   }
   return "?";
 }

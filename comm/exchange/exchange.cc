@@ -49,8 +49,8 @@ absl::Status Exchange::open(const Call& call, const std::vector<ConstRows>& part
     BufferRef* refs = arena_.parts(self_, sequence_);
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const ConstRows& part = parts[i];
-      refs[i] = part.bytes() == 0 ? BufferRef{}
-                                  : memory_->describe(part.base, (part.rows - 1) * part.pitch + part.rowBytes);
+      refs[i] =
+          part.bytes() == 0 ? BufferRef{} : memory_->describe(part.base, (part.rows - 1) * part.pitch + part.rowBytes);
       slot.isShared = slot.isShared && (part.bytes() == 0 || refs[i].isShared());
     }
     if (output != nullptr) slot.output = memory_->describe(output, total);
@@ -101,10 +101,10 @@ absl::Status Exchange::stepTogether(const Call& call) {
 
 absl::Status Exchange::compare(const Call& call) {
   const auto differ = [this](int a, int b) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "ranks make different calls at sequence ", sequence_, " of their group: rank ", arena_.rankAt(a), " calls ",
-        arena_.slot(a, sequence_).call.toString(), ", rank ", arena_.rankAt(b), " calls ",
-        arena_.slot(b, sequence_).call.toString(), "; the group is unusable until it is rebuilt"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("ranks make different calls at sequence ", sequence_, " of their group: rank ", arena_.rankAt(a),
+                     " calls ", arena_.slot(a, sequence_).call.toString(), ", rank ", arena_.rankAt(b), " calls ",
+                     arena_.slot(b, sequence_).call.toString(), "; the group is unusable until it is rebuilt"));
   };
   // Every rank looks at the same slots in the same order, so that all come to the same verdict.
   int first = -1;
@@ -116,17 +116,18 @@ absl::Status Exchange::compare(const Call& call) {
     if (first < 0) first = r;
     if (!(slot.call == arena_.slot(first, sequence_).call)) return differ(first, r);
   }
-  const bool pairwise = call.kind == CallKind::kAllToAll || call.kind == CallKind::kGather || call.kind == CallKind::kScatter;
+  const bool pairwise =
+      call.kind == CallKind::kAllToAll || call.kind == CallKind::kGather || call.kind == CallKind::kScatter;
   for (int from = 0; pairwise && from < size(); ++from) {
     for (int to = 0; to < size(); ++to) {
       if (arena_.slot(from, sequence_).failCode != 0 || arena_.slot(to, sequence_).failCode != 0) continue;
       const std::uint64_t sent = arena_.sendBytes(from, sequence_)[to];
       const std::uint64_t expected = arena_.receiveBytes(to, sequence_)[from];
       if (sent == expected) continue;
-      return absl::FailedPreconditionError(absl::StrCat(
-          "rank ", arena_.rankAt(from), " sends ", sent, " bytes to rank ", arena_.rankAt(to), ", which expects ", expected,
-          ", in ", arena_.slot(from, sequence_).call.toString(), " at sequence ", sequence_,
-          " of their group; the group is unusable until it is rebuilt"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("rank ", arena_.rankAt(from), " sends ", sent, " bytes to rank ", arena_.rankAt(to),
+                       ", which expects ", expected, ", in ", arena_.slot(from, sequence_).call.toString(),
+                       " at sequence ", sequence_, " of their group; the group is unusable until it is rebuilt"));
     }
   }
   return absl::OkStatus();
@@ -184,9 +185,9 @@ absl::StatusOr<const std::byte*> Exchange::partOf(int rank, int to) {
 absl::StatusOr<const std::byte*> Exchange::mapped(int rank, const BufferRef& buffer) {
   auto access = memory_->open(buffer);
   if (!access.ok()) {
-    const absl::Status why = absl::UnavailableError(
-        absl::StrCat("rank ", arena_.rankAt(self_), " cannot reach memory of rank ", arena_.rankAt(rank), ": ",
-                     access.status().message()));
+    const absl::Status why =
+        absl::UnavailableError(absl::StrCat("rank ", arena_.rankAt(self_), " cannot reach memory of rank ",
+                                            arena_.rankAt(rank), ": ", access.status().message()));
     lockstep_.breakGroup(why);
     return why;
   }
@@ -214,7 +215,8 @@ absl::Status Exchange::spread(const Call& call, ConstRows outgoing, const std::v
   const std::size_t window = arena_.chunkBytes();
   std::uint64_t turn = 0;
   for (std::size_t offset = 0; offset < largest; offset += window, ++turn) {
-    if (isStreamed(self_)) readRows(outgoing, offset, arena_.chunk(self_, turn), within(outgoing.bytes(), offset, window));
+    if (isStreamed(self_))
+      readRows(outgoing, offset, arena_.chunk(self_, turn), within(outgoing.bytes(), offset, window));
     // A rank overwrites a chunk two turns later, after all have taken the step between: they are done with it.
     DTORCH_RETURN_IF_ERROR(stepTogether(call));
     for (std::size_t r = 0; r < incoming.size(); ++r) {
@@ -227,7 +229,8 @@ absl::Status Exchange::spread(const Call& call, ConstRows outgoing, const std::v
   return anyDirect() ? stepTogether(call) : absl::OkStatus();
 }
 
-absl::Status Exchange::swap(const Call& call, const std::vector<ConstRows>& outgoing, const std::vector<Rows>& incoming) {
+absl::Status Exchange::swap(const Call& call, const std::vector<ConstRows>& outgoing,
+                            const std::vector<Rows>& incoming) {
   DTORCH_RETURN_IF_ERROR(open(call, outgoing, &incoming));
   const auto self = static_cast<std::size_t>(self_);
   const auto ranks = incoming.size();
@@ -253,13 +256,15 @@ absl::Status Exchange::swap(const Call& call, const std::vector<ConstRows>& outg
   for (std::size_t offset = 0; offset < largest; offset += window, ++turn) {
     for (std::size_t r = 0; r < ranks && isStreamed(self_); ++r) {
       if (r == self) continue;
-      readRows(outgoing[r], offset, arena_.chunk(self_, turn) + r * window, within(outgoing[r].bytes(), offset, window));
+      readRows(outgoing[r], offset, arena_.chunk(self_, turn) + r * window,
+               within(outgoing[r].bytes(), offset, window));
     }
     DTORCH_RETURN_IF_ERROR(stepTogether(call));
     for (std::size_t r = 0; r < ranks; ++r) {
       const int rank = static_cast<int>(r);
       if (r == self || !isStreamed(rank)) continue;
-      writeRows(incoming[r], offset, arena_.chunk(rank, turn) + self * window, within(incoming[r].bytes(), offset, window));
+      writeRows(incoming[r], offset, arena_.chunk(rank, turn) + self * window,
+                within(incoming[r].bytes(), offset, window));
     }
   }
   return anyDirect() ? stepTogether(call) : absl::OkStatus();
@@ -301,7 +306,8 @@ absl::Status Exchange::reduceScatter(const Call& call, const std::vector<ConstRo
   std::uint64_t turn = 0;
   for (std::size_t offset = 0; offset < largest; offset += window, ++turn) {
     for (std::size_t r = 0; r < ranks; ++r) {
-      readRows(outgoing[r], offset, arena_.chunk(self_, turn) + r * window, within(outgoing[r].bytes(), offset, window));
+      readRows(outgoing[r], offset, arena_.chunk(self_, turn) + r * window,
+               within(outgoing[r].bytes(), offset, window));
     }
     DTORCH_RETURN_IF_ERROR(stepTogether(call));
     for (std::size_t r = 0; r < ranks; ++r) parts[r] = arena_.chunk(static_cast<int>(r), turn) + self * window;

@@ -11,17 +11,17 @@
 
 namespace dtorch {
 
-/// Writes to `out` the combination of `elements` elements of each of the `count` inputs, in that order. `out` may be one
-/// of the inputs.
+/// Writes to `out` the combination of `elements` elements of each of the `count` inputs, in that order. `out` may be
+/// one of the inputs.
 struct ReduceKernel {
   void (*run)(std::byte* out, const std::byte* const* inputs, int count, std::size_t elements) = nullptr;
   std::size_t elementBytes = 0;
 };
 
-/// The collectives of one group on bytes, for one of its ranks. Every rank makes the same calls in the same order; a call
-/// is checked against the others' before anything moves. Small payloads travel with that check; large ones are read where
-/// they are when they are in shared memory, else streamed through chunks that stay in the caches. Each element is reduced by one rank, in the order of ranks: same inputs, same
-/// bits, on every rank and every run.
+/// The collectives of one group on bytes, for one of its ranks. Every rank makes the same calls in the same order; a
+/// call is checked against the others' before anything moves. Small payloads travel with that check; large ones are
+/// read where they are when they are in shared memory, else streamed through chunks that stay in the caches. Each
+/// element is reduced by one rank, in the order of ranks: same inputs, same bits, on every rank and every run.
 ///
 /// Thread: one caller; Lockstep::breakGroup() from any thread.
 /// Errors: FAILED_PRECONDITION on all ranks, naming ranks, both calls and the sequence, when calls differ (the group is
@@ -37,7 +37,8 @@ class Exchange {
   void setTimeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
   absl::Status barrier(const Call& call);
-  /// Sends `outgoing` to all ranks; `incoming[r]` receives what rank r sent, and is empty for a rank that sends nothing.
+  /// Sends `outgoing` to all ranks; `incoming[r]` receives what rank r sent, and is empty for a rank that sends
+  /// nothing.
   absl::Status spread(const Call& call, ConstRows outgoing, const std::vector<Rows>& incoming);
   /// Sends `outgoing[r]` to rank r; `incoming[r]` receives what rank r sent here. Sizes are checked pair by pair.
   absl::Status swap(const Call& call, const std::vector<ConstRows>& outgoing, const std::vector<Rows>& incoming);
@@ -67,7 +68,8 @@ class Exchange {
   /// A peer's part for rank `to`, or output, where it is; a failure breaks the group.
   absl::StatusOr<const std::byte*> partOf(int rank, int to);
   absl::StatusOr<const std::byte*> mapped(int rank, const BufferRef& buffer);
-  absl::Status reduceDirectly(const Call& call, const std::byte* in, std::byte* out, std::size_t bytes, ReduceKernel kernel);
+  absl::Status reduceDirectly(const Call& call, const std::byte* in, std::byte* out, std::size_t bytes,
+                              ReduceKernel kernel);
 
   Arena arena_;
   const int self_;

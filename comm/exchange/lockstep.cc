@@ -73,7 +73,8 @@ absl::Status Lockstep::awaitSlowly(int peer, Deadline deadline, const Call& call
     }
     arena_.sleepers(peer).fetch_add(1, std::memory_order_seq_cst);
     if (posted.load(std::memory_order_seq_cst) == seen) {
-      const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - std::chrono::steady_clock::now());
+      const auto left =
+          std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - std::chrono::steady_clock::now());
       futexWait(posted, seen, std::min<std::chrono::nanoseconds>(kLookAround, left));
     }
     arena_.sleepers(peer).fetch_sub(1, std::memory_order_relaxed);

@@ -13,8 +13,8 @@ namespace {
 constexpr std::size_t kNotices = 4096;
 constexpr std::chrono::milliseconds kLookAround{50};
 
-/// `version` is odd while the rest is being written (a sequence lock with one writer). Each store releases and each load
-/// acquires, so that neither side needs a fence, which the thread sanitizer does not know.
+/// `version` is odd while the rest is being written (a sequence lock with one writer). Each store releases and each
+/// load acquires, so that neither side needs a fence, which the thread sanitizer does not know.
 struct Notice {
   std::atomic<std::uint64_t> version;
   std::atomic<std::uint64_t> epoch;

@@ -35,7 +35,8 @@ class Mailbox {
   absl::Status publish(const Key& key, const SegmentRef& what);
   /// Waits for the notice of `key`. DEADLINE_EXCEEDED; UNAVAILABLE: `owner` ended; ABORTED: `*aborted` became true.
   absl::StatusOr<SegmentRef> await(const Key& key, const ProcessWatch& owner,
-                                   std::chrono::steady_clock::time_point deadline, const std::atomic<bool>& aborted) const;
+                                   std::chrono::steady_clock::time_point deadline,
+                                   const std::atomic<bool>& aborted) const;
 
  private:
   struct Board;

@@ -23,9 +23,8 @@ void forEachRun(const BasicRows<Byte>& rows, std::size_t offset, std::size_t n, 
 }  // namespace
 
 void readRows(const ConstRows& from, std::size_t offset, std::byte* to, std::size_t n) {
-  forEachRun(from, offset, n, [to](const std::byte* run, std::size_t done, std::size_t length) {
-    std::memcpy(to + done, run, length);
-  });
+  forEachRun(from, offset, n,
+             [to](const std::byte* run, std::size_t done, std::size_t length) { std::memcpy(to + done, run, length); });
 }
 
 void writeRows(const Rows& to, std::size_t offset, const std::byte* from, std::size_t n) {
@@ -35,9 +34,8 @@ void writeRows(const Rows& to, std::size_t offset, const std::byte* from, std::s
 
 void copyRows(const ConstRows& from, const Rows& to) {
   if (from.base == to.base || from.bytes() == 0) return;
-  forEachRun(from, 0, from.bytes(), [&to](const std::byte* run, std::size_t done, std::size_t length) {
-    writeRows(to, done, run, length);
-  });
+  forEachRun(from, 0, from.bytes(),
+             [&to](const std::byte* run, std::size_t done, std::size_t length) { writeRows(to, done, run, length); });
 }
 
 }  // namespace dtorch

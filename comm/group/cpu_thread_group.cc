@@ -138,8 +138,8 @@ struct CpuThreadGroup::Views {
 };
 
 template <typename Body>
-absl::Status CpuThreadGroup::run(Call call, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs,
-                                 Body body) {
+absl::Status CpuThreadGroup::run(Call call, const std::vector<at::Tensor>& inputs,
+                                 const std::vector<at::Tensor>& outputs, Body body) {
   Views views;
   const at::Tensor* first = nullptr;
   for (const at::Tensor& input : inputs) {
@@ -194,7 +194,8 @@ absl::Status CpuThreadGroup::reduceInto(const at::Tensor& input, const at::Tenso
     if (absl::Status valid = checkRoot(root, size()); root >= 0 && !valid.ok()) return failWith(valid, views.call);
     const auto kernel = reduceKernel(views.call.dtype, op);
     if (!kernel.ok()) return failWith(kernel.status(), views.call);
-    if (wanted && views.outputs[0].numel() != in.numel()) return failWith(sizesDiffer(in, views.outputs[0]), views.call);
+    if (wanted && views.outputs[0].numel() != in.numel())
+      return failWith(sizesDiffer(in, views.outputs[0]), views.call);
     views.call.setShape(in.sizes().data(), in.sizes().size());
     std::byte* out = wanted ? mutableBytesOf(views.outputs[0]) : nullptr;
     return exchange_.allReduce(views.call, bytesOf(in), out, in.nbytes(), *kernel, root);
@@ -262,7 +263,8 @@ absl::Status CpuThreadGroup::reduceScatterInto(const std::vector<at::Tensor>& in
       return failWith(notOneForEach("inputs", views.inputs.size(), size()), views.call);
     }
     const auto self = static_cast<std::size_t>(rank());
-    if (views.inputs[self].numel() != output.numel()) return failWith(sizesDiffer(views.inputs[self], output), views.call);
+    if (views.inputs[self].numel() != output.numel())
+      return failWith(sizesDiffer(views.inputs[self], output), views.call);
     std::vector<std::int64_t> numels;
     for (const at::Tensor& input : views.inputs) numels.push_back(input.numel());
     views.call.setShape(numels.data(), numels.size());
@@ -277,7 +279,8 @@ absl::Status CpuThreadGroup::allToAllInto(const std::vector<at::Tensor>& inputs,
       return failWith(notOneForEach("inputs and outputs", std::min(inputs.size(), outputs.size()), size()), views.call);
     }
     const auto self = static_cast<std::size_t>(rank());
-    if (inputs[self].numel() != outputs[self].numel()) return failWith(sizesDiffer(inputs[self], outputs[self]), views.call);
+    if (inputs[self].numel() != outputs[self].numel())
+      return failWith(sizesDiffer(inputs[self], outputs[self]), views.call);
     views.call.dims = 1;
     views.call.shape[0] = -1;
     return exchange_.swap(views.call, views.allInputs(), views.allOutputs());
@@ -318,9 +321,10 @@ absl::StatusOr<at::Tensor> CpuThreadGroup::allGather(const at::Tensor& input, in
     std::vector<std::int64_t> shape = in.sizes().vec();
     const std::int64_t own = lengths[static_cast<std::size_t>(rank())];
     if (in.size(dim) != own) {
-      return failWith(absl::InvalidArgumentError(absl::StrCat("rank ", rank(), " of the group gathers ", in.size(dim),
-                                                              " indices of dim ", dim, " where ", own, " were announced")),
-                      views.call);
+      return failWith(
+          absl::InvalidArgumentError(absl::StrCat("rank ", rank(), " of the group gathers ", in.size(dim),
+                                                  " indices of dim ", dim, " where ", own, " were announced")),
+          views.call);
     }
     shape[static_cast<std::size_t>(dim)] = sum(lengths);
     views.call.setShape(shape.data(), shape.size());
@@ -352,10 +356,10 @@ absl::StatusOr<at::Tensor> CpuThreadGroup::reduceScatter(const at::Tensor& input
     if (!kernel.ok()) return failWith(kernel.status(), views.call);
     if (absl::Status split = checkSplit(in, dim, lengths, size()); !split.ok()) return failWith(split, views.call);
     if (sum(lengths) != in.size(dim)) {
-      return failWith(absl::InvalidArgumentError(absl::StrCat("lengths [", absl::StrJoin(lengths, ", "),
-                                                              "] do not add up to ", in.size(dim), ", the extent of dim ",
-                                                              dim)),
-                      views.call);
+      return failWith(
+          absl::InvalidArgumentError(absl::StrCat("lengths [", absl::StrJoin(lengths, ", "), "] do not add up to ",
+                                                  in.size(dim), ", the extent of dim ", dim)),
+          views.call);
     }
     views.call.setShape(in.sizes().data(), in.sizes().size());
     views.call.mix(lengths);

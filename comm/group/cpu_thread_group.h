@@ -36,11 +36,14 @@ class CpuThreadGroup final : public ThreadGroup {
 
   // The same with the caller's outputs, which may be inputs too, as c10d wants it; shapes matter by their bytes alone.
   /// `root` >= 0: only that rank's output is written, and only there it is looked at.
-  absl::Status reduceInto(const at::Tensor& input, const at::Tensor& output, Reduction op, int root, const CallTag& tag);
+  absl::Status reduceInto(const at::Tensor& input, const at::Tensor& output, Reduction op, int root,
+                          const CallTag& tag);
   /// outputs[r] becomes rank r's input; `root` as above.
-  absl::Status gatherInto(const at::Tensor& input, const std::vector<at::Tensor>& outputs, int root, const CallTag& tag);
+  absl::Status gatherInto(const at::Tensor& input, const std::vector<at::Tensor>& outputs, int root,
+                          const CallTag& tag);
   /// Every rank's output becomes the root's inputs[rank]; only there are inputs looked at.
-  absl::Status scatterInto(const std::vector<at::Tensor>& inputs, const at::Tensor& output, int root, const CallTag& tag);
+  absl::Status scatterInto(const std::vector<at::Tensor>& inputs, const at::Tensor& output, int root,
+                           const CallTag& tag);
   /// output becomes the combination of all ranks' inputs[rank].
   absl::Status reduceScatterInto(const std::vector<at::Tensor>& inputs, const at::Tensor& output, Reduction op,
                                  const CallTag& tag);

@@ -38,8 +38,7 @@ struct AccumulatorOf<c10::complex<c10::Half>> {
   using type = c10::complex<float>;
 };
 template <typename T>
-  requires(std::is_integral_v<T> && !std::is_same_v<T, bool>)
-struct AccumulatorOf<T> {
+requires(std::is_integral_v<T> && !std::is_same_v<T, bool>) struct AccumulatorOf<T> {
   // Products of narrower unsigned types would be promoted to int, and overflow it.
   using type = std::conditional_t<(sizeof(T) < 4), std::uint32_t, std::make_unsigned_t<T>>;
 };
@@ -48,11 +47,15 @@ template <Reduction kReduction, typename T, typename A>
 A combine(A a, A b) {
   constexpr bool kBool = std::is_same_v<T, bool>;
   if constexpr (kReduction == Reduction::kSum || kReduction == Reduction::kAvg) {
-    if constexpr (kBool) return a || b;
-    else return a + b;
+    if constexpr (kBool)
+      return a || b;
+    else
+      return a + b;
   } else if constexpr (kReduction == Reduction::kProduct) {
-    if constexpr (kBool) return a && b;
-    else return a * b;
+    if constexpr (kBool)
+      return a && b;
+    else
+      return a * b;
   } else if constexpr (kReduction == Reduction::kMax || kReduction == Reduction::kMin) {
     constexpr bool kMax = kReduction == Reduction::kMax;
     if constexpr (kIsInteger<T>) {
@@ -99,8 +102,10 @@ template <typename T>
 ReduceKernel kernelOf(Reduction reduction) {
   const auto kernel = [](auto run) { return ReduceKernel{run, sizeof(T)}; };
   switch (reduction) {
-    case Reduction::kSum: return kernel(reduce<Reduction::kSum, T>);
-    case Reduction::kProduct: return kernel(reduce<Reduction::kProduct, T>);
+    case Reduction::kSum:
+      return kernel(reduce<Reduction::kSum, T>);
+    case Reduction::kProduct:
+      return kernel(reduce<Reduction::kProduct, T>);
     case Reduction::kAvg:
       if constexpr (!kIsInteger<T>) return kernel(reduce<Reduction::kAvg, T>);
       break;
@@ -119,30 +124,48 @@ ReduceKernel kernelOf(Reduction reduction) {
     case Reduction::kBitXor:
       if constexpr (kIsInteger<T>) return kernel(reduce<Reduction::kBitXor, T>);
       break;
-    case Reduction::kNone: break;
+    case Reduction::kNone:
+      break;
   }
   return {};
 }
 
 ReduceKernel find(DType dtype, Reduction reduction) {
   switch (dtype) {
-    case DType::kBool: return kernelOf<bool>(reduction);
-    case DType::kUInt8: return kernelOf<std::uint8_t>(reduction);
-    case DType::kInt8: return kernelOf<std::int8_t>(reduction);
-    case DType::kUInt16: return kernelOf<std::uint16_t>(reduction);
-    case DType::kInt16: return kernelOf<std::int16_t>(reduction);
-    case DType::kUInt32: return kernelOf<std::uint32_t>(reduction);
-    case DType::kInt32: return kernelOf<std::int32_t>(reduction);
-    case DType::kUInt64: return kernelOf<std::uint64_t>(reduction);
-    case DType::kInt64: return kernelOf<std::int64_t>(reduction);
-    case DType::kFloat16: return kernelOf<c10::Half>(reduction);
-    case DType::kBFloat16: return kernelOf<c10::BFloat16>(reduction);
-    case DType::kFloat32: return kernelOf<float>(reduction);
-    case DType::kFloat64: return kernelOf<double>(reduction);
-    case DType::kComplex32: return kernelOf<c10::complex<c10::Half>>(reduction);
-    case DType::kComplex64: return kernelOf<c10::complex<float>>(reduction);
-    case DType::kComplex128: return kernelOf<c10::complex<double>>(reduction);
-    default: return {};
+    case DType::kBool:
+      return kernelOf<bool>(reduction);
+    case DType::kUInt8:
+      return kernelOf<std::uint8_t>(reduction);
+    case DType::kInt8:
+      return kernelOf<std::int8_t>(reduction);
+    case DType::kUInt16:
+      return kernelOf<std::uint16_t>(reduction);
+    case DType::kInt16:
+      return kernelOf<std::int16_t>(reduction);
+    case DType::kUInt32:
+      return kernelOf<std::uint32_t>(reduction);
+    case DType::kInt32:
+      return kernelOf<std::int32_t>(reduction);
+    case DType::kUInt64:
+      return kernelOf<std::uint64_t>(reduction);
+    case DType::kInt64:
+      return kernelOf<std::int64_t>(reduction);
+    case DType::kFloat16:
+      return kernelOf<c10::Half>(reduction);
+    case DType::kBFloat16:
+      return kernelOf<c10::BFloat16>(reduction);
+    case DType::kFloat32:
+      return kernelOf<float>(reduction);
+    case DType::kFloat64:
+      return kernelOf<double>(reduction);
+    case DType::kComplex32:
+      return kernelOf<c10::complex<c10::Half>>(reduction);
+    case DType::kComplex64:
+      return kernelOf<c10::complex<float>>(reduction);
+    case DType::kComplex128:
+      return kernelOf<c10::complex<double>>(reduction);
+    default:
+      return {};
   }
 }
 
@@ -151,7 +174,8 @@ ReduceKernel find(DType dtype, Reduction reduction) {
 absl::StatusOr<ReduceKernel> reduceKernel(DType dtype, Reduction reduction) {
   const ReduceKernel kernel = find(dtype, reduction);
   if (kernel.run != nullptr) return kernel;
-  return absl::InvalidArgumentError(absl::StrCat("tensors of dtype ", name(dtype), " cannot be reduced by ", name(reduction)));
+  return absl::InvalidArgumentError(
+      absl::StrCat("tensors of dtype ", name(dtype), " cannot be reduced by ", name(reduction)));
 }
 
 }  // namespace dtorch

@@ -1,9 +1,9 @@
 #pragma once
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include "absl/status/statusor.h"
 #include "core/placement.h"
@@ -21,8 +21,8 @@ struct CallTag {
 ///
 /// Thread: one caller at a time (a communication stream); abort() from any thread.
 /// Errors: INVALID_ARGUMENT on all ranks before anything moves, where LibTorch cannot reduce the dtype so;
-///   FAILED_PRECONDITION on all ranks when their calls differ (names ranks, both calls, sequence): the group is unusable
-///   afterwards and says so; UNAVAILABLE naming the peer that died; DEADLINE_EXCEEDED; ABORTED.
+///   FAILED_PRECONDITION on all ranks when their calls differ (names ranks, both calls, sequence): the group is
+///   unusable afterwards and says so; UNAVAILABLE naming the peer that died; DEADLINE_EXCEEDED; ABORTED.
 class ThreadGroup {
  public:
   virtual ~ThreadGroup() = default;
@@ -31,8 +31,8 @@ class ThreadGroup {
 
   virtual absl::StatusOr<at::Tensor> allReduce(const at::Tensor& input, ReduceOp op, const CallTag& tag) = 0;
   /// Concatenates all ranks' tensors along `dim`; `lengths[r]` is rank r's extent there, the other extents are equal.
-  virtual absl::StatusOr<at::Tensor> allGather(const at::Tensor& input, int dim, const std::vector<std::int64_t>& lengths,
-                                               const CallTag& tag) = 0;
+  virtual absl::StatusOr<at::Tensor> allGather(const at::Tensor& input, int dim,
+                                               const std::vector<std::int64_t>& lengths, const CallTag& tag) = 0;
   /// Reduces, then keeps this rank's part of `dim`; `lengths[r]` is what rank r keeps.
   virtual absl::StatusOr<at::Tensor> reduceScatter(const at::Tensor& input, ReduceOp op, int dim,
                                                    const std::vector<std::int64_t>& lengths, const CallTag& tag) = 0;

@@ -29,12 +29,12 @@ class ThreadGroupManager {
 
   /// What peers must be told about this rank.
   const PeerRef& self() const;
-  /// Says who the peers are; `epoch` distinguishes successive sets (a restarted worker makes a new one). Groups of older
-  /// epochs are aborted and dropped.
+  /// Says who the peers are; `epoch` distinguishes successive sets (a restarted worker makes a new one). Groups of
+  /// older epochs are aborted and dropped.
   void setPeers(std::vector<PeerRef> peers, std::uint64_t epoch);
 
-  /// The group of `ranks`, which hold this one; every member asks for it in the same order relative to its other groups.
-  /// NOT_FOUND: a rank that is no peer. UNAVAILABLE: a peer died. DEADLINE_EXCEEDED: a peer did not come.
+  /// The group of `ranks`, which hold this one; every member asks for it in the same order relative to its other
+  /// groups. NOT_FOUND: a rank that is no peer. UNAVAILABLE: a peer died. DEADLINE_EXCEEDED: a peer did not come.
   absl::StatusOr<ThreadGroup*> group(const std::vector<Rank>& ranks);
   /// Ends every running and later call with `why`. Idempotent; any thread.
   void abort(const absl::Status& why);

@@ -28,28 +28,40 @@ std::optional<c10::Scalar> neutral(c10::ScalarType type, ReduceOp op) {
   const bool largest = op == ReduceOp::kMin;
   const double infinity = std::numeric_limits<double>::infinity();
   switch (type) {
-    case c10::ScalarType::Bool: return c10::Scalar(largest);
-    case c10::ScalarType::Byte: return extreme<std::uint8_t>(largest);
-    case c10::ScalarType::Char: return extreme<std::int8_t>(largest);
-    case c10::ScalarType::UInt16: return extreme<std::uint16_t>(largest);
-    case c10::ScalarType::Short: return extreme<std::int16_t>(largest);
-    case c10::ScalarType::UInt32: return extreme<std::uint32_t>(largest);
-    case c10::ScalarType::Int: return extreme<std::int32_t>(largest);
-    case c10::ScalarType::UInt64: return extreme<std::uint64_t>(largest);
-    case c10::ScalarType::Long: return extreme<std::int64_t>(largest);
+    case c10::ScalarType::Bool:
+      return c10::Scalar(largest);
+    case c10::ScalarType::Byte:
+      return extreme<std::uint8_t>(largest);
+    case c10::ScalarType::Char:
+      return extreme<std::int8_t>(largest);
+    case c10::ScalarType::UInt16:
+      return extreme<std::uint16_t>(largest);
+    case c10::ScalarType::Short:
+      return extreme<std::int16_t>(largest);
+    case c10::ScalarType::UInt32:
+      return extreme<std::uint32_t>(largest);
+    case c10::ScalarType::Int:
+      return extreme<std::int32_t>(largest);
+    case c10::ScalarType::UInt64:
+      return extreme<std::uint64_t>(largest);
+    case c10::ScalarType::Long:
+      return extreme<std::int64_t>(largest);
     case c10::ScalarType::Half:
     case c10::ScalarType::BFloat16:
     case c10::ScalarType::Float:
-    case c10::ScalarType::Double: return c10::Scalar(largest ? infinity : -infinity);
-    default: return std::nullopt;  // float8 has no infinity in all its forms
+    case c10::ScalarType::Double:
+      return c10::Scalar(largest ? infinity : -infinity);
+    default:
+      return std::nullopt;  // float8 has no infinity in all its forms
   }
 }
 
-/// Runs the steps of one conversion on this rank. After a failure it goes on as a failed rank, so that groups along other
-/// mesh dimensions do not wait for it.
+/// Runs the steps of one conversion on this rank. After a failure it goes on as a failed rank, so that groups along
+/// other mesh dimensions do not wait for it.
 class Conversion {
  public:
-  Conversion(const std::vector<std::int64_t>& shape, const ConvertContext& context) : shape_(shape), context_(context) {}
+  Conversion(const std::vector<std::int64_t>& shape, const ConvertContext& context)
+      : shape_(shape), context_(context) {}
 
   absl::StatusOr<at::Tensor> run(absl::StatusOr<at::Tensor> local, const std::vector<ConversionStep>& steps) const {
     for (const ConversionStep& step : steps) {
@@ -64,8 +76,8 @@ class Conversion {
     try {
       return take(local, step);
     } catch (const std::exception& e) {
-      return failed(absl::ResourceExhaustedError(absl::StrCat("converting ", step.from.toString(), " to ",
-                                                              step.to.toString(), ": ", e.what())),
+      return failed(absl::ResourceExhaustedError(
+                        absl::StrCat("converting ", step.from.toString(), " to ", step.to.toString(), ": ", e.what())),
                     step);
     }
   }
@@ -90,13 +102,16 @@ class Conversion {
     if (!group.ok()) return group.status();
     if (from.isPartial() && to.isReplicate()) return (*group)->allReduce(local, from.reduceOp(), context_.tag);
     if (from.isPartial()) {
-      return (*group)->reduceScatter(local, from.reduceOp(), to.dim(), lengths(local.size(to.dim()), step), context_.tag);
+      return (*group)->reduceScatter(local, from.reduceOp(), to.dim(), lengths(local.size(to.dim()), step),
+                                     context_.tag);
     }
-    if (to.isReplicate()) return (*group)->allGather(local, from.dim(), lengths(whole(step, from.dim()), step), context_.tag);
+    if (to.isReplicate())
+      return (*group)->allGather(local, from.dim(), lengths(whole(step, from.dim()), step), context_.tag);
     return shardToShard(local, step, **group);
   }
 
-  absl::StatusOr<at::Tensor> shardToShard(const at::Tensor& local, const ConversionStep& step, ThreadGroup& group) const {
+  absl::StatusOr<at::Tensor> shardToShard(const at::Tensor& local, const ConversionStep& step,
+                                          ThreadGroup& group) const {
     const int from = step.from.dim();
     const int to = step.to.dim();
     const std::vector<std::int64_t> send = lengths(local.size(to), step);
@@ -122,8 +137,8 @@ class Conversion {
     if (op == ReduceOp::kAvg || extent(step) == 1) return local;
     const std::optional<c10::Scalar> nothing = neutral(local.scalar_type(), op);
     if (!nothing) {
-      return absl::UnimplementedError(absl::StrCat("no conversion from ", step.from.toString(), " to ", step.to.toString(),
-                                                   " for ", c10::toString(local.scalar_type()),
+      return absl::UnimplementedError(absl::StrCat("no conversion from ", step.from.toString(), " to ",
+                                                   step.to.toString(), " for ", c10::toString(local.scalar_type()),
                                                    ", which has no neutral element"));
     }
     if (step.from.isReplicate()) {
@@ -141,7 +156,9 @@ class Conversion {
   std::int64_t extent(const ConversionStep& step) const {
     return context_.mesh.shape()[static_cast<std::size_t>(step.meshDim)];
   }
-  std::int64_t index(const ConversionStep& step) const { return context_.coordinate[static_cast<std::size_t>(step.meshDim)]; }
+  std::int64_t index(const ConversionStep& step) const {
+    return context_.coordinate[static_cast<std::size_t>(step.meshDim)];
+  }
 
   absl::StatusOr<ThreadGroup*> groupOf(const ConversionStep& step) const {
     return context_.group(context_.mesh.ranksAlong(step.meshDim, context_.coordinate));
@@ -166,8 +183,8 @@ class Conversion {
 
 }  // namespace
 
-absl::StatusOr<at::Tensor> convert(const at::Tensor& local, const std::vector<std::int64_t>& shape, const Placements& from,
-                                   const Placements& to, const ConvertContext& context) {
+absl::StatusOr<at::Tensor> convert(const at::Tensor& local, const std::vector<std::int64_t>& shape,
+                                   const Placements& from, const Placements& to, const ConvertContext& context) {
   auto steps = planConversion(shape, context.mesh, from, to);
   if (!steps.ok()) return steps.status();
   if (steps->empty()) return local;

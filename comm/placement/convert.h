@@ -1,9 +1,9 @@
 #pragma once
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <functional>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 #include "absl/status/statusor.h"
 #include "comm/group/thread_group.h"
@@ -22,8 +22,8 @@ struct ConvertContext {
   CallTag tag;
 };
 
-/// This rank's part of a tensor of global shape `shape`, moved from placements `from` to `to`. The result is a tensor of
-/// its own (never a view of `local`, unless from == to), contiguous. The steps are the same on every rank, chosen by
+/// This rank's part of a tensor of global shape `shape`, moved from placements `from` to `to`. The result is a tensor
+/// of its own (never a view of `local`, unless from == to), contiguous. The steps are the same on every rank, chosen by
 /// bytes moved.
 /// Errors: UNIMPLEMENTED naming the pair for a conversion that is not defined, on all ranks; those of ThreadGroup.
 absl::StatusOr<at::Tensor> convert(const at::Tensor& local, const std::vector<std::int64_t>& shape,

@@ -129,8 +129,9 @@ class Planner {
 
 }  // namespace
 
-absl::StatusOr<std::vector<ConversionStep>> planConversion(const std::vector<std::int64_t>& shape, const DeviceMesh& mesh,
-                                                           const Placements& from, const Placements& to) {
+absl::StatusOr<std::vector<ConversionStep>> planConversion(const std::vector<std::int64_t>& shape,
+                                                           const DeviceMesh& mesh, const Placements& from,
+                                                           const Placements& to) {
   for (const Placements* side : {&from, &to}) {
     auto normal = normalize(*side, mesh.dims(), static_cast<int>(shape.size()));
     if (!normal.ok()) return normal.status();
@@ -150,8 +151,8 @@ absl::StatusOr<std::vector<ConversionStep>> planConversion(const std::vector<std
   planner.addReplicate();
   std::vector<ConversionStep> steps = planner.shortest(from, to);
   if (steps.empty()) {
-    return absl::UnimplementedError(absl::StrCat("no conversion from ", toString(from), " to ", toString(to), " on mesh ",
-                                                 mesh.toString()));
+    return absl::UnimplementedError(
+        absl::StrCat("no conversion from ", toString(from), " to ", toString(to), " on mesh ", mesh.toString()));
   }
   return steps;
 }

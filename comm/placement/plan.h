@@ -21,10 +21,11 @@ struct ConversionStep {
 };
 
 /// The steps from placements `from` to `to` that move the fewest bytes, the same on every rank. Each step is right by
-/// itself: where several mesh dimensions shard one tensor dimension, an outer one changes only while no inner one shards
-/// it (rows would be permuted otherwise), and Partials of different operations are resolved innermost first.
+/// itself: where several mesh dimensions shard one tensor dimension, an outer one changes only while no inner one
+/// shards it (rows would be permuted otherwise), and Partials of different operations are resolved innermost first.
 /// Errors: INVALID_ARGUMENT for placements that do not fit mesh and shape; UNIMPLEMENTED naming the pair.
-absl::StatusOr<std::vector<ConversionStep>> planConversion(const std::vector<std::int64_t>& shape, const DeviceMesh& mesh,
-                                                           const Placements& from, const Placements& to);
+absl::StatusOr<std::vector<ConversionStep>> planConversion(const std::vector<std::int64_t>& shape,
+                                                           const DeviceMesh& mesh, const Placements& from,
+                                                           const Placements& to);
 
 }  // namespace dtorch

@@ -27,7 +27,8 @@ std::map<std::string, RankBody>& roles() {
   return all;
 }
 
-std::string runBody(Rank rank, int size, ThreadGroupManager& manager, const std::string& role, const std::string& argument) {
+std::string runBody(Rank rank, int size, ThreadGroupManager& manager, const std::string& role,
+                    const std::string& argument) {
   RankContext context{rank, size, manager, argument, ""};
   try {
     roles().at(role)(context);
@@ -63,7 +64,8 @@ struct Child {
   int to = -1;
 };
 
-Child start(Rank rank, int size, const std::string& role, const std::string& argument, std::chrono::milliseconds timeout) {
+Child start(Rank rank, int size, const std::string& role, const std::string& argument,
+            std::chrono::milliseconds timeout) {
   std::array<int, 2> from{};
   std::array<int, 2> to{};
   require(::pipe2(from.data(), O_CLOEXEC) == 0 && ::pipe2(to.data(), O_CLOEXEC) == 0, "pipe");
@@ -74,10 +76,11 @@ Child start(Rank rank, int size, const std::string& role, const std::string& arg
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, out, 3);
   posix_spawn_file_actions_adddup2(&actions, in, 4);
-  std::vector<std::string> environment = {absl::StrCat("DTORCH_TEST_RANK=", rank), absl::StrCat("DTORCH_TEST_SIZE=", size),
+  std::vector<std::string> environment = {absl::StrCat("DTORCH_TEST_RANK=", rank),
+                                          absl::StrCat("DTORCH_TEST_SIZE=", size),
                                           absl::StrCat("DTORCH_TEST_ROLE=", role),
                                           absl::StrCat("DTORCH_TEST_ARGUMENT=", argument),
-                                          absl::StrCat("DTORCH_TEST_TIMEOUT_MS=", timeout.count()), 
+                                          absl::StrCat("DTORCH_TEST_TIMEOUT_MS=", timeout.count()),
                                           "OMP_NUM_THREADS=1"};
   std::vector<char*> envp;
   for (std::string& entry : environment) envp.push_back(entry.data());
@@ -103,7 +106,8 @@ std::vector<RankOutcome> runProcesses(int size, const std::string& role, const s
   for (Rank rank = 0; rank < size; ++rank) children.push_back(start(rank, size, role, argument, timeout));
   std::vector<PeerRef> peers(static_cast<std::size_t>(size));
   bool complete = true;
-  for (std::size_t i = 0; i < peers.size(); ++i) complete = readAll(children[i].from, &peers[i], sizeof(PeerRef)) && complete;
+  for (std::size_t i = 0; i < peers.size(); ++i)
+    complete = readAll(children[i].from, &peers[i], sizeof(PeerRef)) && complete;
   for (const Child& child : children) {
     if (complete) writeAll(child.to, peers.data(), peers.size() * sizeof(PeerRef));
   }
@@ -171,7 +175,8 @@ RankRole::RankRole(const std::string& name, RankBody body) { roles()[name] = std
 
 std::vector<RankOutcome> runRanks(Mode mode, int size, const std::string& role, const std::string& argument,
                                   std::chrono::milliseconds timeout) {
-  return mode == Mode::kThreads ? runThreads(size, role, argument, timeout) : runProcesses(size, role, argument, timeout);
+  return mode == Mode::kThreads ? runThreads(size, role, argument, timeout)
+                                : runProcesses(size, role, argument, timeout);
 }
 
 void expectRanks(Mode mode, int size, const std::string& role, const std::string& argument) {

@@ -39,8 +39,8 @@ struct RankOutcome {
   std::string failures;
 };
 
-/// Runs the role as `size` ranks that know each other, and returns what became of each, in order of ranks. Processes are
-/// started from this test's own executable, and all reaped before it returns.
+/// Runs the role as `size` ranks that know each other, and returns what became of each, in order of ranks. Processes
+/// are started from this test's own executable, and all reaped before it returns.
 std::vector<RankOutcome> runRanks(Mode mode, int size, const std::string& role, const std::string& argument = "",
                                   std::chrono::milliseconds timeout = std::chrono::seconds(20));
 

@@ -35,7 +35,8 @@ void collectives(RankContext& context) {
     const at::Tensor sum = at::stack(inputs).sum(0);
     const auto same = [&](const absl::StatusOr<at::Tensor>& got, const at::Tensor& wanted, const char* what) {
       if (!got.ok()) return context.check(false, absl::StrCat(what, " ", rows, ": ", got.status().ToString()));
-      context.check(got->sizes() == wanted.sizes() && at::equal(*got, wanted), absl::StrCat(what, " differs, rows ", rows));
+      context.check(got->sizes() == wanted.sizes() && at::equal(*got, wanted),
+                    absl::StrCat(what, " differs, rows ", rows));
       context.check(got->is_contiguous() && !got->is_alias_of(inputs[self]), absl::StrCat(what, " is no new tensor"));
     };
     same(group.allReduce(inputs[self], ReduceOp::kSum, tag), sum, "all_reduce");
@@ -70,8 +71,9 @@ void collectives(RankContext& context) {
     auto received = group.allToAll(sends, shapes, tag);
     context.check(received.ok(), absl::StrCat("all_to_all: ", received.status().ToString()));
     for (int r = 0; received.ok() && r < n; ++r) {
-      context.check(at::equal((*received)[static_cast<std::size_t>(r)], inputOf(r, shapes[static_cast<std::size_t>(r)])),
-                    "all_to_all differs");
+      context.check(
+          at::equal((*received)[static_cast<std::size_t>(r)], inputOf(r, shapes[static_cast<std::size_t>(r)])),
+          "all_to_all differs");
     }
     context.check(group.barrier(tag).ok(), "barrier");
     context.check(at::equal(inputs[self], kept), "an input was changed");
@@ -79,12 +81,15 @@ void collectives(RankContext& context) {
 }
 const RankRole kCollectives("collectives", collectives);
 
-const std::vector<at::ScalarType> kReducible = {
-    at::kBool, at::kByte, at::kChar, at::kUInt16, at::kShort, at::kUInt32, at::kInt, at::kUInt64, at::kLong, at::kHalf,
-    at::kBFloat16, at::kFloat, at::kDouble, at::kComplexHalf, at::kComplexFloat, at::kComplexDouble};
-const std::vector<at::ScalarType> kFloat8 = {at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kFloat8_e4m3fnuz, at::kFloat8_e5m2fnuz};
-const std::vector<Reduction> kReductions = {Reduction::kSum, Reduction::kAvg, Reduction::kProduct, Reduction::kMin,
-                                            Reduction::kMax, Reduction::kBitAnd, Reduction::kBitOr, Reduction::kBitXor};
+const std::vector<at::ScalarType> kReducible = {at::kBool,   at::kByte,        at::kChar,         at::kUInt16,
+                                                at::kShort,  at::kUInt32,      at::kInt,          at::kUInt64,
+                                                at::kLong,   at::kHalf,        at::kBFloat16,     at::kFloat,
+                                                at::kDouble, at::kComplexHalf, at::kComplexFloat, at::kComplexDouble};
+const std::vector<at::ScalarType> kFloat8 = {at::kFloat8_e4m3fn, at::kFloat8_e5m2, at::kFloat8_e4m3fnuz,
+                                             at::kFloat8_e5m2fnuz};
+const std::vector<Reduction> kReductions = {Reduction::kSum,   Reduction::kAvg,   Reduction::kProduct,
+                                            Reduction::kMin,   Reduction::kMax,   Reduction::kBitAnd,
+                                            Reduction::kBitOr, Reduction::kBitXor};
 
 at::ScalarType exactType(at::ScalarType type) {
   if (at::isComplexType(type)) return at::kComplexDouble;
@@ -94,7 +99,8 @@ at::ScalarType exactType(at::ScalarType type) {
 /// Small values, so that sums and products of float16 stay exact.
 at::Tensor valuesOf(int rank, at::IntArrayRef shape, at::ScalarType type) {
   at::Tensor values = (at::arange(c10::multiply_integers(shape), at::kLong) * 7 + rank * 3).remainder(3).reshape(shape);
-  if (at::isComplexType(type)) return at::complex(values.to(at::kDouble), (values + rank).remainder(2).to(at::kDouble)).to(type);
+  if (at::isComplexType(type))
+    return at::complex(values.to(at::kDouble), (values + rank).remainder(2).to(at::kDouble)).to(type);
   return values.to(type);
 }
 
@@ -111,14 +117,24 @@ at::Tensor expected(const std::vector<at::Tensor>& inputs, Reduction op) {
   const at::Tensor all = at::stack(inputs).to(exactType(type));
   at::Tensor result = all[0];
   switch (op) {
-    case Reduction::kSum: result = all.sum(0); break;
-    case Reduction::kAvg: result = all.mean(0); break;
-    case Reduction::kProduct: result = all.prod(0); break;
-    case Reduction::kMin: result = all.amin(0); break;
-    case Reduction::kMax: result = all.amax(0); break;
+    case Reduction::kSum:
+      result = all.sum(0);
+      break;
+    case Reduction::kAvg:
+      result = all.mean(0);
+      break;
+    case Reduction::kProduct:
+      result = all.prod(0);
+      break;
+    case Reduction::kMin:
+      result = all.amin(0);
+      break;
+    case Reduction::kMax:
+      result = all.amax(0);
+      break;
     default:
       for (std::int64_t r = 1; r < all.size(0); ++r) {
-        result = op == Reduction::kBitAnd ? at::bitwise_and(result, all[r])
+        result = op == Reduction::kBitAnd  ? at::bitwise_and(result, all[r])
                  : op == Reduction::kBitOr ? at::bitwise_or(result, all[r])
                                            : at::bitwise_xor(result, all[r]);
       }
@@ -152,8 +168,9 @@ void reductions(RankContext& context) {
         context.check(status.ok() && sameBits(out, answer), absl::StrCat("all_reduce ", what, ": ", status.ToString()));
         const int root = context.size - 1;
         const absl::Status rooted = group.reduceInto(inputs[self], inputs[self], op, root, {2, what});
-        context.check(rooted.ok() && sameBits(inputs[self], context.rank == root ? answer : valuesOf(context.rank, shape, type)),
-                      absl::StrCat("reduce in place ", what, ": ", rooted.ToString()));
+        context.check(
+            rooted.ok() && sameBits(inputs[self], context.rank == root ? answer : valuesOf(context.rank, shape, type)),
+            absl::StrCat("reduce in place ", what, ": ", rooted.ToString()));
       }
     }
   }
@@ -177,8 +194,10 @@ void movements(RankContext& context) {
       const auto make = [&](int from, int to) {
         return (at::arange(4 * rows, at::kLong) + 5 * from + 11 * to).remainder(3).to(type).reshape({4, rows}).t();
       };
-      const auto check = [&](const absl::Status& status, const at::Tensor& got, const at::Tensor& wanted, const char* what) {
-        context.check(status.ok() && sameBits(got, wanted), absl::StrCat(what, " ", tag.name, " ", rows, ": ", status.ToString()));
+      const auto check = [&](const absl::Status& status, const at::Tensor& got, const at::Tensor& wanted,
+                             const char* what) {
+        context.check(status.ok() && sameBits(got, wanted),
+                      absl::StrCat(what, " ", tag.name, " ", rows, ": ", status.ToString()));
       };
       const at::Tensor input = make(context.rank, 0);
       const auto outputs = [&] {
@@ -220,7 +239,8 @@ void nans(RankContext& context) {
     for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) {
       for (int holder = 0; holder < context.size; ++holder) {
         const double nan = std::numeric_limits<double>::quiet_NaN();
-        const at::Tensor input = at::tensor({context.rank + 1.0, context.rank == holder ? nan : 2.0}, at::kDouble).to(type);
+        const at::Tensor input =
+            at::tensor({context.rank + 1.0, context.rank == holder ? nan : 2.0}, at::kDouble).to(type);
         const auto result = group.allReduce(input, op, {});
         const double plain = op == ReduceOp::kMax ? context.size : 1;
         context.check(result.ok() && (*result)[0].item<double>() == plain && std::isnan((*result)[1].item<double>()),
@@ -238,7 +258,8 @@ void repeatable(RankContext& context) {
   const auto first = group.allReduce(input, ReduceOp::kSum, {});
   const auto second = group.allReduce(input, ReduceOp::kSum, {});
   context.check(first.ok() && second.ok() && sameBits(*first, *second), "runs differ");
-  const auto all = group.allGather(first->unsqueeze(0), 0, std::vector<std::int64_t>(static_cast<std::size_t>(context.size), 1), {});
+  const auto all =
+      group.allGather(first->unsqueeze(0), 0, std::vector<std::int64_t>(static_cast<std::size_t>(context.size), 1), {});
   for (int r = 0; all.ok() && r < context.size; ++r) context.check(sameBits((*all)[r], *first), "ranks differ");
 }
 const RankRole kRepeatable("repeatable", repeatable);
@@ -263,7 +284,8 @@ const RankRole kMismatched("mismatched", mismatched);
 
 void differentKinds(RankContext& context) {
   ThreadGroup& group = context.world();
-  const absl::Status status = context.rank == 0 ? group.barrier({5, "a"}) : group.broadcast(at::ones({2}), 0, {5, "b"}).status();
+  const absl::Status status =
+      context.rank == 0 ? group.barrier({5, "a"}) : group.broadcast(at::ones({2}), 0, {5, "b"}).status();
   context.check(absl::IsFailedPrecondition(status) && absl::StrContains(status.message(), "barrier") &&
                     absl::StrContains(status.message(), "broadcast"),
                 status.ToString());
@@ -276,8 +298,9 @@ void differentPairs(RankContext& context) {
   std::vector<std::vector<std::int64_t>> shapes = {{3}, {3}};
   if (context.rank == 0) shapes[1] = {5};
   const absl::Status status = group.allToAll(sends, shapes, {9, "move"}).status();
-  context.check(absl::IsFailedPrecondition(status) && absl::StrContains(status.message(), "rank 1 sends 12 bytes to rank 0"),
-                status.ToString());
+  context.check(
+      absl::IsFailedPrecondition(status) && absl::StrContains(status.message(), "rank 1 sends 12 bytes to rank 0"),
+      status.ToString());
 }
 const RankRole kDifferentPairs("different pairs", differentPairs);
 
@@ -285,8 +308,8 @@ const RankRole kDifferentPairs("different pairs", differentPairs);
 void invalid(RankContext& context) {
   ThreadGroup& group = context.world();
   const std::vector<std::int64_t> wrong(static_cast<std::size_t>(context.size), 1);
-  const absl::Status status =
-      context.rank == 0 ? group.allGather(at::ones({2}), 0, wrong, {}).status() : group.allReduce(at::ones({2}), ReduceOp::kSum, {}).status();
+  const absl::Status status = context.rank == 0 ? group.allGather(at::ones({2}), 0, wrong, {}).status()
+                                                : group.allReduce(at::ones({2}), ReduceOp::kSum, {}).status();
   context.check(absl::IsInvalidArgument(status), status.ToString());
   context.check(group.barrier({}).ok(), "the group is not usable after a bad argument");
   const absl::Status nothing = group.allReduce(at::Tensor(), ReduceOp::kSum, {}).status();
