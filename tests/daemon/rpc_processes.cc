@@ -14,8 +14,6 @@
 #include <iostream>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-
 namespace dtorch {
 
 TempDir::TempDir() {
@@ -40,7 +38,7 @@ RoleProcess::RoleProcess(const std::string& role, const std::map<std::string, st
   std::vector<std::string> arguments{"/proc/self/exe", role, "--out", "/dev/null"};
   std::vector<std::string> variables;
   for (char** each = environ; *each != nullptr; ++each) variables.emplace_back(*each);
-  for (const auto& [name, value] : environment) variables.push_back(absl::StrCat(name, "=", value));
+  for (const auto& [name, value] : environment) variables.push_back(name + "=" + value);
   std::vector<char*> argv;
   for (std::string& each : arguments) argv.push_back(each.data());
   argv.push_back(nullptr);
