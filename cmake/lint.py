@@ -1,8 +1,9 @@
-"""What ./dev lint and ./dev format do: clang-format, clang-tidy, shellcheck, sources that no build lists."""
+"""What ./dev lint and ./dev format do: clang-format, clang-tidy, shellcheck, sources that no build lists, type names."""
 import argparse
 import concurrent.futures
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -60,6 +61,17 @@ def check_listed():
         if name and wanted not in words:
             problems.append(f"{name}: no CMakeLists.txt of its folder or above lists it\n")
     return problems
+
+
+def check_type_names():
+    """Two types of one name become one when a program links both: the linker takes either's functions for both."""
+    where = {}
+    for name in git("ls-files", "--", "*.h"):
+        if not name:
+            continue
+        for found in re.finditer(r"^(?:class|struct|enum class) (\w+)\b(?!<)[^;()]*?\{", pathlib.Path(name).read_text(), re.M):
+            where.setdefault(found[1], []).append(name)
+    return [f"{name}: a type of this name in {' and '.join(files)}\n" for name, files in where.items() if len(files) > 1]
 
 
 def check_shell(files):
@@ -135,7 +147,7 @@ def main():
     problems = check_format(sources, options.fix)
     left_out = []
     if not options.fix:
-        problems += check_listed() + check_shell(files)
+        problems += check_listed() + check_type_names() + check_shell(files)
         budget = options.budget or (FULL_BUDGET if options.all else 360)
         tidy, left_out = check_tidy(units_for(sources), budget)
         problems += tidy

@@ -16,6 +16,7 @@ constexpr std::size_t kMaxDims = 64;
 }  // namespace
 
 std::int64_t TensorMeta::numel() const {
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;  // the others' product may overflow
   std::int64_t count = 1;
   for (const std::int64_t extent : shape) count *= extent;
   return count;
@@ -28,7 +29,9 @@ std::vector<std::int64_t> contiguousStrides(const std::vector<std::int64_t>& sha
   std::int64_t step = 1;
   for (std::size_t d = shape.size(); d-- > 0;) {
     strides[d] = step;
-    step *= std::max<std::int64_t>(shape[d], 1);
+    if (__builtin_mul_overflow(step, std::max<std::int64_t>(shape[d], 1), &step)) {
+      return std::vector<std::int64_t>(shape.size(), 1);  // an empty tensor: nothing lies anywhere
+    }
   }
   return strides;
 }
@@ -39,7 +42,6 @@ absl::StatusOr<TensorMeta> makeMeta(DType dtype, std::vector<std::int64_t> shape
     return absl::InvalidArgumentError(
         absl::StrCat("a tensor of ", shape.size(), " dimensions; at most ", kMaxDims, " are allowed"));
   }
-  // Extents of 0 count as 1: strides are computed that way too and must not overflow.
   std::int64_t bytes = elementSize(dtype);
   bool empty = false;
   bool overflow = false;
@@ -49,18 +51,14 @@ absl::StatusOr<TensorMeta> makeMeta(DType dtype, std::vector<std::int64_t> shape
           absl::StrCat("shape [", absl::StrJoin(shape, ", "), "] has the negative extent ", extent));
     }
     empty |= extent == 0;
-    overflow |= __builtin_mul_overflow(bytes, std::max<std::int64_t>(extent, 1), &bytes);
+    overflow |= __builtin_mul_overflow(bytes, extent, &bytes);
   }
   if (overflow && !empty) {
     return absl::InvalidArgumentError(
         absl::StrCat("shape [", absl::StrJoin(shape, ", "), "] of ", name(dtype), " holds more than 2^63 - 1 bytes"));
   }
   TensorMeta meta{dtype, std::move(shape), {}};
-  if (empty && overflow) {
-    meta.strides.assign(meta.shape.size(), 1);
-  } else {
-    meta.strides = contiguousStrides(meta.shape);
-  }
+  meta.strides = contiguousStrides(meta.shape);
   return meta;
 }
 

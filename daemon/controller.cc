@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -60,6 +61,10 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::start(zmq::context_t* co
   services.futures = controller->futures_.get();
   services.worldSize = options.executor.worldSize;
   services.limits = options.limits;
+  controller->metadata_ =
+      std::make_unique<MetadataService>([raw = controller.get()](std::uint64_t number, MetadataAnswer answer) {
+        raw->post(Answered{number, std::move(answer)});
+      });
   controller->lastTurn_ = nowMs();
   controller->thread_ = std::thread([raw = controller.get()] {
     pthread_setname_np(pthread_self(), "controller");
@@ -77,6 +82,7 @@ void Controller::stop() {
   stopping_ = true;
   if (wakeFd_ >= 0) eventfd_write(wakeFd_, 1);
   if (thread_.joinable()) thread_.join();
+  metadata_.reset();
 }
 
 // --- any thread ---
@@ -273,6 +279,10 @@ void Controller::handleOnLoop(Event event) {
                           session->close();
                           sessions_.erase(closed.session);
                         },
+                        [&](Answered& answered) {
+                          planner_.answered(answered.number, std::move(answered.answer));
+                          resume_ = true;  // a session waits for it
+                        },
                         [&](WorkerExited& exited) {
                           workerLostOnLoop(exited.rank, absl::UnavailableError(absl::StrCat(
                                                             "worker ", exited.rank, " is gone: ", exited.detail)));
@@ -308,7 +318,9 @@ void Controller::resumeWaitingOnLoop() {
 void Controller::boundCachesOnLoop() {
   const std::size_t cached =
       std::max({planner_.size(), layouts_.size(), services_.templates.size(), services_.meshes.size()});
-  if (cached < cacheLimit_ && services_.templateBytes < templateBytesLimit_) return;
+  if (cached < cacheLimit_ && services_.templateBytes < templateBytesLimit_ && planner_.bytes() < kMinPlanBytes) {
+    return;
+  }
   executor_->forgetPlans(planner_.forget());
   // Templates that only this table knows, and layouts that no tensor has. Plans hold their addresses, so all go
   // together.
@@ -333,10 +345,12 @@ void Controller::workerLostOnLoop(Rank rank, const absl::Status& why) {
   if (!lost_.emplace(rank, why).second) return;
   spdlog::error("{}", std::string(why.message()));
   if (!ready_ && startFailure_.ok()) startFailure_ = why;
+  supervisor_->end(rank);  // one that is still there would keep its memory, and its peers waiting
   executor_->failRank(rank, why);
   futures_->failBrokenGroups(rank);
   for (const auto& [id, session] : sessions_) session->failBrokenGroups(rank);
   resume_ = true;
+  if (degraded_) degraded_(why);
 }
 
 // --- the executor's callbacks, on the loop ---
@@ -346,13 +360,20 @@ void Controller::onWorkerConnected(Rank rank, const v1::WorkerHello& hello) {
   supervisor_->markReady(rank);
   spdlog::info("worker {} is connected: pid {}, device {}", rank, hello.pid(), hello.device());
   if (static_cast<int>(connected_.size()) != worldSize_) return;
-  std::vector<v1::Peer> peers;
-  for (Rank r = 0; r < worldSize_; ++r) {
-    v1::Peer peer;
-    peer.set_rank(r);
-    peer.set_pid(connected_[r].pid());
-    *peer.mutable_mailbox() = connected_[r].mailbox();
-    peers.push_back(std::move(peer));
+  introduceOnLoop();
+  std::vector<Rank> all(static_cast<std::size_t>(worldSize_));
+  std::iota(all.begin(), all.end(), 0);
+  executor_->groupOf(all).IgnoreError();  // the first one
+}
+
+void Controller::introduceOnLoop() {
+  v1::Peers peers;
+  peers.set_epoch(++epoch_);
+  for (Rank rank = 0; rank < worldSize_; ++rank) {
+    v1::Peer* peer = peers.add_peers();
+    peer->set_rank(rank);
+    peer->set_pid(connected_[rank].pid());
+    *peer->mutable_mailbox() = connected_[rank].mailbox();
   }
   executor_->introduce(peers);
 }
@@ -369,6 +390,10 @@ void Controller::onGroupUsable(GroupId) {
 void Controller::onOperatorFailed(Rank rank, const v1::OperatorFailed& failed) {
   if (failed.root() == 0 || failed.root() == failed.operator_number()) {
     spdlog::warn("operator {} failed on rank {}: {}", failed.operator_number(), rank, failed.error().message());
+  }
+  if (failed.broken_epoch() == epoch_ && ready_) {
+    spdlog::warn("a collective was given up (see above): the workers form new groups");
+    introduceOnLoop();
   }
   if (failed.operands_size() == 0) return;
   const auto it = sessions_.find(sessionOf(failed.operands(0)));

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "daemon/executor/executor.h"
+#include "daemon/placement/metadata_service.h"
 #include "daemon/session/client_session.h"
 #include "daemon/session/session_channel.h"
 #include "daemon/supervisor/supervisor.h"
@@ -44,8 +45,10 @@ class Controller : public SessionListener, private ExecutorListener {
   void workerExited(Rank rank, std::string detail);
   /// Tells the workers to end and stops the loop. Idempotent.
   void stop();
-  /// Called once, from any thread, when a client asks the daemon to stop.
+  /// Called from any thread, each time that a client asks the daemon to stop.
   void onStopRequested(std::function<void()> callback) { stopRequested_ = std::move(callback); }
+  /// Called on the loop, with why, when a worker is lost: what the default mesh runs fails from then on.
+  void onDegraded(std::function<void(const absl::Status&)> callback) { degraded_ = std::move(callback); }
   /// How long ago the loop last went round: for the watchdog.
   std::chrono::milliseconds sinceLastTurn() const;
 
@@ -75,7 +78,11 @@ class Controller : public SessionListener, private ExecutorListener {
     Rank rank;
     std::string detail;
   };
-  using Event = std::variant<Opened, Requested, Drained, Closed, WorkerExited>;
+  struct Answered {
+    std::uint64_t number;
+    MetadataAnswer answer;
+  };
+  using Event = std::variant<Opened, Requested, Drained, Closed, WorkerExited, Answered>;
 
   Controller(const ControllerOptions& options, Supervisor* supervisor);
   void post(Event event);
@@ -87,6 +94,8 @@ class Controller : public SessionListener, private ExecutorListener {
   void resumeWaitingOnLoop();
   bool passOver() const { return std::chrono::steady_clock::now() > passEnds_; }
   void boundCachesOnLoop();
+  /// Begins a new epoch: all groups are made anew.
+  void introduceOnLoop();
   void workerLostOnLoop(Rank rank, const absl::Status& why);
   v1::Health healthLocked() const;
 
@@ -102,6 +111,7 @@ class Controller : public SessionListener, private ExecutorListener {
   const int worldSize_;
   Supervisor* supervisor_;
   std::function<void()> stopRequested_;
+  std::function<void(const absl::Status&)> degraded_;
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   std::atomic<std::int64_t> lastTurn_{0};
   std::atomic<bool> stopping_{false};
@@ -117,8 +127,7 @@ class Controller : public SessionListener, private ExecutorListener {
   std::deque<Event> events_;     // to be dealt with
   std::uint64_t published_ = 0;  // frames, when the subscriptions were last looked at
   LayoutTable layouts_;
-  MetadataProcess metadata_;
-  Planner planner_{&layouts_, [this](const auto&... call) { return metadata_.infer(call...); }};
+  Planner planner_{&layouts_, [this](MetadataQuestion question) { metadata_->ask(std::move(question)); }};
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<FutureTable> futures_;
   SessionServices services_;
@@ -133,13 +142,16 @@ class Controller : public SessionListener, private ExecutorListener {
   std::size_t cacheLimit_ = kMinCached;
   static constexpr std::size_t kMinTemplateBytes = 16u << 20;
   std::size_t templateBytesLimit_ = kMinTemplateBytes;
+  static constexpr std::size_t kMinPlanBytes = 64u << 20;
   absl::flat_hash_map<Rank, v1::WorkerHello> connected_;
   absl::flat_hash_map<Rank, absl::Status> lost_;
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status startFailure_ ABSL_GUARDED_BY(mutex_);
+  std::uint64_t epoch_ = 0;  // of the workers' groups
   std::uint64_t operatorsDone_ = 0;
   std::uint64_t unobservedOfClosed_ = 0;
 
+  std::unique_ptr<MetadataService> metadata_;  // from start() to stop()
   std::thread thread_;
 };
 

@@ -112,6 +112,10 @@ class Daemon {
     if (!controller.ok()) return controller.status();
     controller_ = *std::move(controller);
     controller_->onStopRequested([this] { eventfd_write(stopFd_, 1); });
+    controller_->onDegraded([this](const absl::Status& why) {
+      server_->setServing(false);
+      notifyStatus(absl::StrCat("degraded: ", why.message()));
+    });
     if (absl::Status status = server_->serve(controller_.get()); !status.ok()) return status;
 
     for (Rank rank = 0; rank < options.executor.worldSize; ++rank) {

@@ -204,6 +204,32 @@ class Converter {
 
 }  // namespace
 
+namespace {
+
+// Rules look into lists of ints: they are of one kind, however a client wrote them.
+Value asSchemaList(const c10::Argument& argument, Value value) {
+  const c10::Type* type = argument.real_type().get();
+  if (const auto* optional = type->castRaw<c10::OptionalType>()) type = optional->getElementType().get();
+  const auto* list = type->castRaw<c10::ListType>();
+  if (list == nullptr) return value;
+  const c10::TypeKind kind = list->getElementType()->kind();
+  if (kind != c10::TypeKind::IntType && kind != c10::TypeKind::SymIntType) return value;
+  if (const auto* one = value.as<std::int64_t>(); one != nullptr && argument.N()) {
+    return Value(std::vector<std::int64_t>(static_cast<std::size_t>(*argument.N()), *one));
+  }
+  const auto* values = value.as<std::vector<Value>>();
+  if (values == nullptr) return value;
+  std::vector<std::int64_t> integers;
+  for (const Value& element : *values) {
+    const auto* integer = element.as<std::int64_t>();
+    if (integer == nullptr) return value;
+    integers.push_back(*integer);
+  }
+  return Value(std::move(integers));
+}
+
+}  // namespace
+
 absl::StatusOr<std::vector<Value>> bindArguments(const c10::FunctionSchema& schema, const Arguments& arguments) {
   const auto& parameters = schema.arguments();
   std::vector<std::optional<Value>> bound(parameters.size());
@@ -227,7 +253,7 @@ absl::StatusOr<std::vector<Value>> bindArguments(const c10::FunctionSchema& sche
   complete.reserve(parameters.size());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (bound[i]) {
-      complete.push_back(*std::move(bound[i]));
+      complete.push_back(asSchemaList(parameters[i], *std::move(bound[i])));
       continue;
     }
     if (!parameters[i].default_value()) {

@@ -2,8 +2,10 @@
 
 #include <array>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 
 namespace dtorch {
 namespace {
@@ -13,30 +15,48 @@ struct Row {
   absl::string_view reason;
 };
 
-constexpr std::array<Row, 11> kDenied = {{
+constexpr const char* kIndices = "it does not check its indices";
+constexpr const char* kStrides = "it does not check its sizes and strides";
+constexpr const char* kResizes = "it changes how much memory its tensor has";
+
+// "name*": all that begin so. The "_copy" forms are denied with their originals.
+constexpr std::array<Row, 19> kDenied = {{
     {"aten::from_file", "it reads and writes any file of the worker's user"},
-    {"aten::_sparse_coo_tensor_unsafe", "it does not check its indices"},
-    {"aten::_sparse_compressed_tensor_unsafe", "it does not check its indices"},
-    {"aten::_sparse_csr_tensor_unsafe", "it does not check its indices"},
-    {"aten::_sparse_csc_tensor_unsafe", "it does not check its indices"},
-    {"aten::_sparse_bsr_tensor_unsafe", "it does not check its indices"},
-    {"aten::_sparse_bsc_tensor_unsafe", "it does not check its indices"},
-    {"aten::_convert_indices_from_csr_to_coo", "it does not check its indices"},
-    {"aten::_convert_indices_from_coo_to_csr", "it does not check its indices"},
-    {"aten::_reshape_alias", "it does not check its sizes and strides"},
-    {"aten::set_", "it does not check its sizes and strides"},
+    {"aten::_sparse_coo_tensor_unsafe", kIndices},
+    {"aten::_sparse_compressed_tensor_unsafe", kIndices},
+    {"aten::_sparse_csr_tensor_unsafe", kIndices},
+    {"aten::_sparse_csc_tensor_unsafe", kIndices},
+    {"aten::_sparse_bsr_tensor_unsafe", kIndices},
+    {"aten::_sparse_bsc_tensor_unsafe", kIndices},
+    {"aten::_convert_indices_from_csr_to_coo", kIndices},
+    {"aten::_convert_indices_from_coo_to_csr", kIndices},
+    {"aten::_reshape_alias", kStrides},
+    {"aten::_nested_*", kStrides},
+    {"aten::set_", kStrides},
+    {"aten::set", kStrides},
+    {"aten::set_data", kStrides},
+    {"aten::resize*", kResizes},
+    {"aten::_resize_output*", kResizes},
+    {"aten::_copy_from_and_resize", kResizes},
+    {"aten::sparse_resize*", kResizes},
+    {"aten::_pin_memory", "it needs a GPU"},
 }};
+
+bool matches(absl::string_view pattern, absl::string_view name) {
+  return absl::ConsumeSuffix(&pattern, "*") ? absl::StartsWith(name, pattern) : name == pattern;
+}
 
 }  // namespace
 
 absl::Status checkAllowed(const std::string& name) {
-  const std::string base = name.substr(0, name.find('.'));
+  absl::string_view base = absl::string_view(name).substr(0, name.find('.'));
   // LibTorch's own helpers of other namespaces (inductor, prim, ...) trust their callers.
-  if (base.rfind("aten::", 0) != 0) {
+  if (!absl::StartsWith(base, "aten::")) {
     return absl::PermissionDeniedError(absl::StrCat("operator '", name, "' is not allowed: only those of aten are"));
   }
+  absl::ConsumeSuffix(&base, "_copy");
   for (const Row& row : kDenied) {
-    if (row.name == base) {
+    if (matches(row.name, base)) {
       return absl::PermissionDeniedError(absl::StrCat("operator '", name, "' is not allowed: ", row.reason));
     }
   }

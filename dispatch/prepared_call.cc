@@ -4,6 +4,7 @@
 
 #include <new>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -57,6 +58,10 @@ absl::Status collect(c10::IValue& value, std::vector<at::Tensor>* outputs) {
 absl::Status fromException(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return absl::ResourceExhaustedError("out of memory");
   const auto* torch = dynamic_cast<const c10::Error*>(&error);
+  // LibTorch's checks of values throw standard exceptions here and there.
+  if (dynamic_cast<const std::runtime_error*>(&error) != nullptr && torch == nullptr) {
+    return absl::InvalidArgumentError(error.what());
+  }
   if (torch == nullptr) return absl::InternalError(error.what());
   const std::string text = torch->what_without_backtrace();
   if (dynamic_cast<const c10::NotImplementedError*>(torch) != nullptr) return absl::UnimplementedError(text);
@@ -85,6 +90,11 @@ absl::StatusOr<c10::OperatorHandle> findOperator(const std::string& name) {
   return absl::NotFoundError(
       absl::StrCat("no operator '", name, "'; its overloads are ", absl::StrJoin(overloads, ", ")));
 }
+
+PreparedCall::PreparedCall(c10::OperatorHandle op)
+    : op_(std::move(op)),
+      uninitialized_(absl::StartsWith(op_.operator_name().name, "aten::empty") ||
+                     absl::StartsWith(op_.operator_name().name, "aten::new_empty")) {}
 
 absl::StatusOr<PreparedCall> PreparedCall::create(c10::OperatorHandle op, const std::vector<Value>& arguments,
                                                   at::Device device) {
@@ -144,9 +154,11 @@ absl::Status PreparedCall::run(absl::Span<const at::Tensor> tensors, std::vector
       }
     }
     op_.callBoxed(&stack);
+    const std::size_t first = outputs->size();
     for (c10::IValue& value : stack) {
       if (absl::Status status = collect(value, outputs); !status.ok()) return status;
     }
+    for (std::size_t i = first; uninitialized_ && i < outputs->size(); ++i) (*outputs)[i].zero_();
     return absl::OkStatus();
   } catch (const std::exception& error) {
     return fromException(error);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "comm/placement/convert.h"
+#include "comm/store/shared_allocator.h"
 #include "dispatch/dtype.h"
 #include "dispatch/prepared_call.h"
 
@@ -39,6 +40,7 @@ void KernelRunner::run(Task& task) {
     task.job(*this);
     return;
   }
+  const TensorOwnerScope owner(task.session);
   progress_.begin(task.plan, task.number);
   CallState& call = task.call == nullptr ? call_ : *task.call;
   runSegment(task, call);
@@ -57,8 +59,8 @@ void KernelRunner::runSegment(const Task& task, CallState& call) {
   if (task.segment == 0) call.reset(plan.slots);
   for (const std::uint32_t input : segment.inputs) {
     const Operand& operand = *task.operands[input];
-    if (operand.failure != nullptr) {
-      call.fail(input, operand.failure);
+    if (FailurePtr failure = failureOf(operand); failure != nullptr) {
+      call.fail(input, failure);
     } else {
       call.tensors[input] = operand.value;
     }
@@ -66,6 +68,10 @@ void KernelRunner::runSegment(const Task& task, CallState& call) {
   for (std::uint32_t i = segment.begin; i < segment.end; ++i) {
     std::visit([&](const auto& action) { runAction(action, task, call); }, plan.actions[i]);
   }
+}
+
+FailurePtr KernelRunner::failureOf(const Operand& operand) const {
+  return operand.failure != nullptr ? operand.failure : lostMemory_.failureOf(operand.value);
 }
 
 void KernelRunner::runAction(const KernelAction& action, const Task& task, CallState& call) {
@@ -88,8 +94,9 @@ void KernelRunner::runAction(const KernelAction& action, const Task& task, CallS
     failure = originate(absl::StrCat(action.name, "(", arguments, ")"), status, task, call);
   }
   for (std::uint32_t i = 0; i < action.outputs; ++i) call.fail(action.firstOutput + i, failure);
-  // What the kernel was to change is not what the program thinks it is.
+  // What the kernel was to change is not what the program thinks it is, through whatever view it is read.
   for (const std::uint32_t slot : action.writes) {
+    lostMemory_.add(call.tensors[slot], failure);
     call.fail(slot, failure);
     if (slot >= task.plan->inputs || task.operands[slot]->failure != nullptr) continue;
     task.operands[slot]->fail(failure);
@@ -111,12 +118,17 @@ void KernelRunner::runAction(const ConvertAction& action, const Task& task, Call
       call.tensors[action.output] = *std::move(result);
       return;
     }
+    failure = Failure::ofPeer(result.status());
+    if (failure != nullptr) {
+      call.fail(action.output, failure);
+      return;
+    }
     failure = originate(absl::StrCat("redistribution of ", describe(call.tensors[action.input]), " from ",
                                      toString(action.from), " to ", toString(action.to), " for ", plan.name),
                         result.status(), task, call);
   } else if (!action.local) {
     // The peers get the error too; whatever else goes wrong between us they report themselves.
-    failConversion(failure->status, action.shape, action.from, action.to, context).IgnoreError();
+    failConversion(failure->forPeers(), action.shape, action.from, action.to, context).IgnoreError();
   }
   call.fail(action.output, failure);
 }
@@ -210,6 +222,7 @@ void KernelRunner::report(const FailurePtr& failure, OperatorNumber number, cons
   failed->set_operator_number(number);
   failed->set_root(failure->root);
   failed->set_site(failure->site);
+  failed->set_broken_epoch(groups_.brokenEpoch());
   failure->toWire(failed->mutable_error());
   failed->mutable_operands()->Add(operands.begin(), operands.end());
 }

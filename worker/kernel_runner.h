@@ -9,6 +9,7 @@
 #include "comm/group/thread_group_manager.h"
 #include "core/ids.h"
 #include "worker/failure.h"
+#include "worker/lost_memory.h"
 #include "worker/plan.h"
 #include "worker/progress.h"
 #include "worker/reporter.h"
@@ -22,13 +23,16 @@ namespace dtorch {
 /// Thread: the stream's.
 class KernelRunner {
  public:
-  KernelRunner(Rank rank, ThreadGroupManager& groups, Reporter& reporter, StreamProgress& progress)
-      : rank_(rank), groups_(groups), progress_(progress), reports_(reporter) {}
+  KernelRunner(Rank rank, ThreadGroupManager& groups, LostMemory& lostMemory, Reporter& reporter,
+               StreamProgress& progress)
+      : rank_(rank), groups_(groups), lostMemory_(lostMemory), progress_(progress), reports_(reporter) {}
 
   void run(Task& task);
   /// What this stream has to report.
   ReportBatch& reports() { return reports_; }
   Rank rank() const { return rank_; }
+  /// Why `operand` has no value; null: it has one.
+  FailurePtr failureOf(const Operand& operand) const;
   /// Makes `operands` hold `failure` and reports it as the result of operator `number` (0: not an operator).
   void fail(absl::Span<const OperandRef> operands, const FailurePtr& failure, OperatorNumber number);
 
@@ -49,6 +53,7 @@ class KernelRunner {
 
   const Rank rank_;
   ThreadGroupManager& groups_;
+  LostMemory& lostMemory_;
   StreamProgress& progress_;
   ReportBatch reports_;
   CallState call_;                   // of calls with one segment

@@ -6,6 +6,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "comm/store/shared_allocator.h"
 #include "proto/codec.h"
 #include "proto/segment_codec.h"
 #include "worker/kernel_runner.h"
@@ -117,6 +118,7 @@ absl::Status Scheduler::runPlan(const v1::WorkerCommand& command, OperatorNumber
     task.segment = i;
     task.number = number;
     task.site = command.site();
+    task.session = sessionOf(command.first_output());
     task.call = call;
     if (last) {
       task.operands = std::move(operands);
@@ -159,6 +161,7 @@ absl::Status Scheduler::upload(v1::Upload& wire, std::uint32_t site) {
   const OperandRef operand = operands_.add(wire.operand(), StreamKind::kCompute, nextTicket(StreamKind::kCompute));
   absl::StatusOr<UploadTask> task = UploadTask::create(wire, *std::move(mesh), *std::move(coordinate));
   enqueueJob(StreamKind::kCompute, [operand, site, task = std::move(task)](KernelRunner& runner) {
+    const TensorOwnerScope owner(sessionOf(operand->id));
     absl::StatusOr<at::Tensor> local = task.ok() ? task->run() : task.status();
     if (local.ok()) {
       operand->set(*std::move(local));
@@ -178,7 +181,7 @@ void Scheduler::fetch(const v1::Fetch& wire) {
   enqueueJob(operand->producer, [operand, future = wire.future(), &values = values_](KernelRunner& runner) {
     v1::FetchedValue* value = runner.reports().addAwaited()->mutable_value();
     value->set_future(future);
-    FailurePtr failure = operand->failure;
+    FailurePtr failure = runner.failureOf(*operand);
     if (failure == nullptr) {
       const absl::Status status = fillValue(operand->value, values, value);
       if (!status.ok()) failure = std::make_shared<const Failure>("fetch of a value", status, runner.rank());

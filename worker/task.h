@@ -50,6 +50,7 @@ struct Task {
   std::uint32_t segment = 0;
   OperatorNumber number = 0;
   std::uint32_t site = 0;
+  SessionId session = 0;
   absl::InlinedVector<OperandRef, 4> operands;  // the call's inputs, then its outputs
   std::shared_ptr<CallState> call;              // of a call that has several segments
   // Anything else.

@@ -103,7 +103,7 @@ class Worker::Impl {
   void runStream(StreamKind kind) {
     at::set_num_threads(options_.threads);
     const c10::InferenceMode noAutograd;
-    KernelRunner runner(options_.rank, *groups_, reporter_, progress_[static_cast<std::size_t>(kind)]);
+    KernelRunner runner(options_.rank, *groups_, lostMemory_, reporter_, progress_[static_cast<std::size_t>(kind)]);
     KernelStream<Task>& stream = streamOf(kind);
     KernelStream<Task>& other = streamOf(otherStream(kind));
     for (;;) {
@@ -158,6 +158,7 @@ class Worker::Impl {
   const std::unique_ptr<zmq::context_t> ownContext_;
   zmq::context_t& context_;
   const std::unique_ptr<ThreadGroupManager> groups_;
+  LostMemory lostMemory_;
   Reporter reporter_;
   ValueSegments values_;
   std::array<StreamProgress, kStreams> progress_;

@@ -35,7 +35,7 @@ absl::StatusOr<std::shared_ptr<Session>> Session::connect(ConnectOptions options
   const auto type = static_cast<DeviceType>(welcome->device_type());
   absl::StatusOr<DeviceMesh> world = DeviceMesh::create(type, {welcome->world_size()}, std::move(ranks));
   if (!world.ok()) return absl::InternalError(absl::StrCat("dtorchd at ", address, " has no workers"));
-  session->world_ = session->core_->mesh(*world);
+  session->world_ = *session->core_->mesh(*world);  // the first one
   return session;
 }
 

@@ -62,11 +62,14 @@ Tensor SessionCore::make(TensorId id) {
   return Tensor(std::make_shared<const Tensor::Handle>(shared_from_this(), id, absl::OkStatus()));
 }
 
-Mesh SessionCore::mesh(const DeviceMesh& device) {
+absl::StatusOr<Mesh> SessionCore::mesh(const DeviceMesh& device) {
   CommandQueue::Appender commands = queue_.append();
   const std::lock_guard lock(mutex_);
   for (const auto& known : meshes_) {
     if (known->device == device) return Mesh(known);
+  }
+  if (meshes_.size() >= kMaxMeshes) {
+    return absl::ResourceExhaustedError(absl::StrCat("a session has at most ", kMaxMeshes, " meshes"));
   }
   const auto id = static_cast<std::uint32_t>(meshes_.size() + 1);
   meshes_.push_back(std::make_shared<const Mesh::Data>(Mesh::Data{this, id, device}));
@@ -134,7 +137,34 @@ std::size_t wireBytes(const Value& value) {
   return bytes;
 }
 
-constexpr std::size_t kMaxArgumentBytes = 16u << 20;
+// The elements of two parts of equal shape, bit by bit.
+bool sameElements(const HostView& a, const HostView& b) {
+  if (a.meta.shape != b.meta.shape || a.meta.dtype != b.meta.dtype) return false;
+  PartReader left({&a, 1});
+  PartReader right({&b, 1});
+  for (auto rest = static_cast<std::size_t>(a.meta.bytes()); rest > 0;) {
+    const std::size_t bytes = std::min(kChunkBytes, rest);
+    if (left.read(bytes) != right.read(bytes)) return false;
+    rest -= bytes;
+  }
+  return true;
+}
+
+// A part that is not what another rank holds, though the placements say so; in mesh order.
+std::optional<int> differingReplica(absl::Span<const HostView> parts, const DeviceMesh& mesh,
+                                    const Placements& placements) {
+  for (int i = 0; i < static_cast<int>(parts.size()); ++i) {
+    int step = 1;
+    int first = i;  // the rank that differs from this one in replicated mesh dimensions only, and comes first
+    for (int m = mesh.dims(); m-- > 0; step *= static_cast<int>(mesh.shape()[static_cast<std::size_t>(m)])) {
+      const bool replicated = placements.empty() || placements[static_cast<std::size_t>(m)].isReplicate();
+      const auto extent = static_cast<int>(mesh.shape()[static_cast<std::size_t>(m)]);
+      if (replicated) first -= i / step % extent * step;
+    }
+    if (first != i && !sameElements(parts[static_cast<std::size_t>(first)], parts[static_cast<std::size_t>(i)])) return i;
+  }
+  return std::nullopt;
+}
 
 }  // namespace
 
@@ -243,6 +273,14 @@ Tensor SessionCore::put(absl::Span<const HostView> parts, bool whole, TensorMeta
           absl::InvalidArgumentError(absl::StrCat("a part is ", meta->toString(), ", another ", name(global.dtype))));
     }
     total += static_cast<std::size_t>(meta->bytes());
+  }
+
+  if (const std::optional<int> other = whole || (!placements.empty() && static_cast<int>(placements.size()) != mesh.device().dims())
+                                            ? std::nullopt
+                                            : differingReplica(parts, mesh.device(), placements)) {
+    return failed(what, site,
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "part ", *other, " differs from another that shall be its replica (", toString(placements), ")")));
   }
 
   PartReader reader(parts);

@@ -34,7 +34,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   void end(absl::Status cause);
 
   // For Session and Tensor. Placements empty: all Replicate.
-  Mesh mesh(const DeviceMesh& device);
+  absl::StatusOr<Mesh> mesh(const DeviceMesh& device);
   std::vector<Tensor> call(absl::string_view name, absl::Span<const Argument> arguments, std::uint32_t outputs,
                            const CallOptions& options, const Mesh& world, Site site);
   /// As call() with one output, without a vector.

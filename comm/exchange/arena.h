@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "comm/exchange/call.h"
+#include "comm/exchange/failure_cause.h"
 #include "comm/exchange/peer_memory.h"
 #include "core/ids.h"
 
@@ -29,6 +30,9 @@ struct CallSlot {
   /// The output of an all_reduce.
   BufferRef output;
   std::array<char, kMaxText> failText;
+  /// What the failure's kFailureCause payload holds.
+  std::uint32_t failCauseBytes;
+  std::array<char, kMaxFailureCause> failCause;
 };
 
 /// The memory that the ranks of one group share, laid out in any zero-filled block: progress words, call slots, small

@@ -87,8 +87,11 @@ absl::Status Exchange::post(const Call& call) {
   for (int r = 0; r < size(); ++r) {
     const CallSlot& theirs = arena_.slot(r, sequence_);
     if (theirs.failCode != 0) {
-      return absl::Status(static_cast<absl::StatusCode>(theirs.failCode),
-                          absl::string_view(theirs.failText.data(), theirs.failTextBytes));
+      absl::Status why(static_cast<absl::StatusCode>(theirs.failCode),
+                       absl::string_view(theirs.failText.data(), theirs.failTextBytes));
+      const absl::string_view cause(theirs.failCause.data(), theirs.failCauseBytes);
+      if (!cause.empty()) why.SetPayload(kFailureCause, absl::Cord(cause));
+      return why;
     }
   }
   return absl::OkStatus();
@@ -141,6 +144,9 @@ absl::Status Exchange::fail(const absl::Status& why, const Call& call) {
   slot.failCode = why.raw_code();
   slot.failTextBytes = static_cast<std::uint32_t>(std::min(why.message().size(), slot.failText.size()));
   std::memcpy(slot.failText.data(), why.message().data(), slot.failTextBytes);
+  const std::string cause(why.GetPayload(kFailureCause).value_or(absl::Cord()));
+  slot.failCauseBytes = cause.size() > slot.failCause.size() ? 0 : static_cast<std::uint32_t>(cause.size());
+  std::memcpy(slot.failCause.data(), cause.data(), slot.failCauseBytes);
   return post(call);
 }
 

@@ -34,6 +34,7 @@ class Exchange {
   int self() const { return self_; }
   int size() const { return arena_.size(); }
   Lockstep& lockstep() { return lockstep_; }
+  const Lockstep& lockstep() const { return lockstep_; }
   void setTimeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
   absl::Status barrier(const Call& call);

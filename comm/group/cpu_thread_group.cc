@@ -420,6 +420,8 @@ absl::Status CpuThreadGroup::fail(const absl::Status& why, const CallTag& tag) {
   return failWith(why, callOf(CallKind::kBarrier, tag));
 }
 
+absl::Status CpuThreadGroup::broken() const { return exchange_.lockstep().broken(); }
+
 void CpuThreadGroup::abort(const absl::Status& why) {
   {
     const std::lock_guard lock(mutex_);

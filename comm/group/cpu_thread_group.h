@@ -51,6 +51,7 @@ class CpuThreadGroup final : public ThreadGroup {
                             const CallTag& tag);
   absl::Status broadcastInto(const at::Tensor& tensor, int root, const CallTag& tag);
   absl::Status fail(const absl::Status& why, const CallTag& tag) override;
+  absl::Status broken() const override;
   void abort(const absl::Status& why) override;
 
  private:

@@ -44,8 +44,10 @@ class ThreadGroup {
   virtual absl::Status barrier(const CallTag& tag) = 0;
 
   /// Takes part in the group's next call as a rank whose input could not be computed: every rank's call returns `why`.
-  /// The group stays usable.
+  /// The group stays usable. `why` may carry a kFailureCause (comm/exchange/failure_cause.h).
   virtual absl::Status fail(const absl::Status& why, const CallTag& tag) = 0;
+  /// Why no call can succeed any more; OK while they can.
+  virtual absl::Status broken() const = 0;
   /// Ends this rank's running call and all later ones with `why`; peers see ABORTED.
   virtual void abort(const absl::Status& why) = 0;
 };

@@ -27,6 +27,7 @@ class ThreadGroupManager::Impl {
   const PeerRef& self() const { return self_; }
   void setPeers(std::vector<PeerRef> peers, std::uint64_t epoch);
   absl::StatusOr<ThreadGroup*> group(const std::vector<Rank>& ranks);
+  std::uint64_t brokenEpoch() const;
   void abort(const absl::Status& why);
 
  private:
@@ -52,9 +53,10 @@ class ThreadGroupManager::Impl {
   /// Held while a group is made: a rank makes one group at a time, in the order in which it is asked for them.
   std::mutex making_;
   /// Guards the rest; never held while waiting for a peer.
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<PeerRef> peers_;
   std::uint64_t epoch_ = 0;
+  bool failedToMake_ = false;  // a group of this epoch
   Groups groups_;
   /// The group that waits for its other ranks, so that abort() and setPeers() can end the wait.
   ThreadGroup* forming_ = nullptr;
@@ -73,6 +75,7 @@ void ThreadGroupManager::Impl::setPeers(std::vector<PeerRef> peers, std::uint64_
       for (auto& [ranks, group] : groups_) group->abort(why);
       if (forming_ != nullptr) forming_->abort(why);
       gone = std::exchange(retired_, std::exchange(groups_, {}));
+      failedToMake_ = false;
     }
     peers_ = std::move(peers);
     epoch_ = epoch;
@@ -117,6 +120,8 @@ absl::StatusOr<ThreadGroup*> ThreadGroupManager::Impl::group(const std::vector<R
     if (ThreadGroup* group = findLocked()) return group;
   }
   if (absl::Status made = make(ranks); !made.ok()) {
+    const std::lock_guard lock(mutex_);
+    failedToMake_ = true;
     return absl::Status(made.code(), absl::StrCat("rank ", self_.rank, " cannot make the group of ranks ",
                                                   absl::StrJoin(ranks, ", "), ": ", made.message()));
   }
@@ -183,11 +188,21 @@ absl::StatusOr<Segment> ThreadGroupManager::Impl::join(const std::vector<Rank>& 
   if (absl::IsUnavailable(ref.status())) return gone();
   if (!ref.ok()) return ref.status();
   auto segment = Segment::open(*ref);
-  if (!segment.ok()) return gone();
+  if (!segment.ok()) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("rank ", founder.rank, " (process ", founder.pid, ") has given up waiting for the others"));
+  }
   if (!Arena(segment->data()).isFor(ranks, segment->size())) {
     return absl::InternalError(absl::StrCat("rank ", founder.rank, " published another group's memory"));
   }
   return segment;
+}
+
+std::uint64_t ThreadGroupManager::Impl::brokenEpoch() const {
+  const std::lock_guard lock(mutex_);
+  const bool broken = failedToMake_ || std::any_of(groups_.begin(), groups_.end(),
+                                                   [](const auto& entry) { return !entry.second->broken().ok(); });
+  return broken ? epoch_ : 0;
 }
 
 void ThreadGroupManager::Impl::abort(const absl::Status& why) {
@@ -215,6 +230,7 @@ void ThreadGroupManager::setPeers(std::vector<PeerRef> peers, std::uint64_t epoc
   impl_->setPeers(std::move(peers), epoch);
 }
 absl::StatusOr<ThreadGroup*> ThreadGroupManager::group(const std::vector<Rank>& ranks) { return impl_->group(ranks); }
+std::uint64_t ThreadGroupManager::brokenEpoch() const { return impl_->brokenEpoch(); }
 void ThreadGroupManager::abort(const absl::Status& why) { impl_->abort(why); }
 
 }  // namespace dtorch

@@ -23,6 +23,7 @@ namespace {
 
 // A frame leaves at the latest when it holds so many commands, so that workers start while a long batch is planned.
 constexpr int kFrameCommands = 128;
+constexpr std::uint64_t kFrameBytes = 16u << 20;
 constexpr int kLingerMs = 500;
 // What a command that is no operator takes of a group's credit, besides its data.
 constexpr std::uint64_t kCommandBytes = 4096;
@@ -222,10 +223,14 @@ bool Executor::usable(GroupId id) const {
 const absl::Status& Executor::error(GroupId id) const { return at(id).error; }
 
 v1::WorkerCommand* Executor::append(GroupId group) {
-  if (open_ != nullptr && (openGroup_ != group || open_->commands_size() >= kFrameCommands)) flush();
+  if (open_ != nullptr &&
+      (openGroup_ != group || open_->commands_size() >= kFrameCommands || openCost_.bytes >= kFrameBytes)) {
+    flush();
+  }
   if (open_ == nullptr) {
     open_ = google::protobuf::Arena::CreateMessage<v1::Frame>(&arena_);
     open_->set_first_operator(nextOperator_);
+    openCost_.firstOperator = nextOperator_;
     openGroup_ = group;
   }
   return open_->add_commands();
@@ -270,6 +275,11 @@ void Executor::forgetPlans(PlanId below) {
   }
 }
 
+OperatorNumber Executor::oldestInFlight(GroupId group) const {
+  if (!at(group).inFlight.empty()) return at(group).inFlight.front().firstOperator;
+  return open_ != nullptr && openGroup_ == group ? openCost_.firstOperator : nextOperator_;
+}
+
 void Executor::flush() {
   if (open_ == nullptr) return;
   Group& group = at(openGroup_);
@@ -292,16 +302,13 @@ void Executor::publish(const std::string& topic, const v1::Frame& frame) {
   ++framesPublished_;
 }
 
-void Executor::introduce(const std::vector<v1::Peer>& peers) {
+void Executor::introduce(const v1::Peers& peers) {
+  flush();  // what was appended before still runs among the old ones
   v1::WorkerCommand command;
-  command.mutable_peers()->set_epoch(1);
-  for (const v1::Peer& peer : peers) *command.mutable_peers()->add_peers() = peer;
-  std::vector<Rank> all;
+  *command.mutable_peers() = peers;
   for (Rank rank = 0; rank < options_.worldSize; ++rank) {
-    sendToWorker(rank, command);
-    all.push_back(rank);
+    if (workers_[static_cast<std::size_t>(rank)].gone.ok()) sendToWorker(rank, command);
   }
-  groupOf(all).IgnoreError();  // the first one
 }
 
 void Executor::sendToWorker(Rank rank, const v1::WorkerCommand& command) {

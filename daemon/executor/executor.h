@@ -85,11 +85,13 @@ class Executor {
   void forgetPlans(PlanId below);
   /// Publishes what has been appended. Commands leave in the order in which they were appended, over all groups.
   void flush();
+  /// Every operator of `group` with a smaller number has run on all its ranks, and its failures have been reported.
+  OperatorNumber oldestInFlight(GroupId group) const;
   /// How many frames have left so far.
   std::uint64_t framesPublished() const { return framesPublished_; }
 
-  /// Tells all workers who their peers are, then makes the group of all ranks. Once every worker is connected.
-  void introduce(const std::vector<v1::Peer>& peers);
+  /// Tells the workers that are left who their peers are, at this point of their streams.
+  void introduce(const v1::Peers& peers);
   /// Sends one command to one worker, past all groups.
   void sendToWorker(Rank rank, const v1::WorkerCommand& command);
   /// A rank has gone: every group that holds it fails with `why`; what it had in flight is given up.
@@ -98,6 +100,7 @@ class Executor {
  private:
   static constexpr std::size_t kMaxGroups = 4096;
   struct FrameInFlight {
+    OperatorNumber firstOperator = 0;
     std::uint64_t operators = 0;
     std::uint64_t bytes = 0;
     std::vector<Rank> missing;  // have not reported it done

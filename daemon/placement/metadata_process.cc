@@ -101,9 +101,8 @@ absl::StatusOr<std::vector<OutputMeta>> answer(const v1::MetadataRequest& reques
 
 }  // namespace
 
-absl::StatusOr<std::vector<OutputMeta>> MetadataProcess::infer(const std::string& op,
-                                                               const std::vector<Value>& arguments,
-                                                               absl::Span<const TensorMeta* const> inputs) {
+MetadataAnswer MetadataProcess::infer(const std::string& op, const std::vector<Value>& arguments,
+                                      absl::Span<const TensorMeta* const> inputs) {
   v1::MetadataRequest request;
   request.set_operator_name(op);
   for (const Value& argument : arguments) toWire(argument, request.add_arguments());
@@ -149,6 +148,9 @@ absl::Status MetadataProcess::start() {
   }
   socket_ = FileDescriptor(ends[0]);
   const FileDescriptor theirs(ends[1]);
+  // It reads when it has answered; one that is stopped does not hold up who asks.
+  const timeval sendLimit{kLongestWaitMs / 1000, 0};
+  ::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &sendLimit, sizeof sendLimit);
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
@@ -211,7 +213,7 @@ bool MetadataProcess::receive(char* data, std::size_t bytes, double processorSec
     if (ready < 0 && errno != EINTR) return false;
     if (ready <= 0) {
       waited += kLookMs;
-      if (waited > kLongestWaitMs || processorSeconds() > processorSecondsAtMost) return false;
+      if (cancelled_ || waited > kLongestWaitMs || processorSeconds() > processorSecondsAtMost) return false;
       continue;
     }
     const ssize_t got = ::read(socket_.get(), data, bytes);

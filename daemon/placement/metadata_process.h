@@ -1,7 +1,7 @@
 #pragma once
 #include <sys/types.h>
 
-#include <functional>
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -14,24 +14,28 @@
 
 namespace dtorch {
 
-/// Tells what an operator returns, as inferMeta() does.
-using MetadataSource = std::function<absl::StatusOr<std::vector<OutputMeta>>(
-    const std::string& op, const std::vector<Value>& arguments, absl::Span<const TensorMeta* const> inputs)>;
+/// What an operator returns, as inferMeta() tells it.
+using MetadataAnswer = absl::StatusOr<std::vector<OutputMeta>>;
 
 /// Meta kernels in a process of their own. They are native code that takes whatever a client sends: some divide by an
 /// argument, some never end, some ask for all memory. What happens there costs the call, not the daemon.
 ///
-/// Thread: one at a time. Owns: the process; it is started ahead of its first use and anew after it has ended.
+/// Thread: one, which must live as long as the process that it starts; cancel() is safe. Owns: the process; it is
+/// started anew after it has ended.
 /// Errors: inferMeta()'s; INVALID_ARGUMENT: the process ended, or took more than a second of processor time.
 class MetadataProcess {
  public:
-  MetadataProcess() { start().IgnoreError(); }  // the first use tries again, and tells
+  MetadataProcess() = default;
   ~MetadataProcess() { stop(); }
   MetadataProcess(const MetadataProcess&) = delete;
   MetadataProcess& operator=(const MetadataProcess&) = delete;
 
-  absl::StatusOr<std::vector<OutputMeta>> infer(const std::string& op, const std::vector<Value>& arguments,
-                                                absl::Span<const TensorMeta* const> inputs);
+  /// Starts the process ahead of its first use.
+  void prepare() { start().IgnoreError(); }  // the first use tries again, and tells
+  MetadataAnswer infer(const std::string& op, const std::vector<Value>& arguments,
+                       absl::Span<const TensorMeta* const> inputs);
+  /// Ends the wait for an answer, and all later ones.
+  void cancel() { cancelled_ = true; }
 
  private:
   absl::Status start();
@@ -41,6 +45,7 @@ class MetadataProcess {
   bool receive(char* data, std::size_t bytes, double processorSecondsAtMost);
   double processorSeconds() const;
 
+  std::atomic<bool> cancelled_{false};
   pid_t pid_ = 0;
   bool ready_ = false;  // it has loaded LibTorch
   FileDescriptor socket_;

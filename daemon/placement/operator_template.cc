@@ -24,7 +24,11 @@ void appendTensors(const Value& value, std::vector<std::uint32_t>* indices) {
   }
 }
 
-bool isPlannerOnly(const Value& value) { return value.as<LocalSizes>() != nullptr; }
+bool isPlannerOnly(const Value& value) {
+  const auto* values = value.as<std::vector<Value>>();
+  return value.as<LocalSizes>() != nullptr ||
+         (values != nullptr && std::any_of(values->begin(), values->end(), isPlannerOnly));
+}
 
 // "Tensor", "Tensor[]" of fixed or unknown length: how many tensors, or -1 when the call must say.
 absl::StatusOr<int> countOutputs(const c10::FunctionSchema& schema) {

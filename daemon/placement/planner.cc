@@ -1,5 +1,6 @@
 #include "daemon/placement/planner.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -74,6 +75,21 @@ bool keepsPlacement(const OperatorTemplate& op, const Signature& signature) {
   return true;
 }
 
+const PlacedMesh* meshOf(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs) {
+  return inputs.empty() ? op.mesh : inputs[0]->mesh;
+}
+
+absl::Status checkMeshes(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs) {
+  const PlacedMesh* mesh = meshOf(op, inputs);
+  if (mesh == nullptr) return absl::InvalidArgumentError("it has no tensor input: the call must name a mesh");
+  for (const TensorLayout* input : inputs) {
+    if (input->mesh == mesh) continue;
+    return absl::InvalidArgumentError(absl::StrCat("its inputs lie on different meshes, ", mesh->mesh.toString(),
+                                                   " and ", input->mesh->mesh.toString()));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<PlannedOperator*> Planner::plan(const OperatorTemplate& op,
@@ -81,15 +97,53 @@ absl::StatusOr<PlannedOperator*> Planner::plan(const OperatorTemplate& op,
   Key key;
   key.push_back(&op);
   for (const TensorLayout* input : inputs) key.push_back(input);
-  if (const auto it = plans_.find(key); it != plans_.end()) return it->second.get();
-  absl::StatusOr<std::unique_ptr<PlannedOperator>> made = make(op, inputs);
+  if (const auto it = plans_.find(key); it != plans_.end()) {
+    if (!it->second.error.ok()) return it->second.error;
+    return it->second.plan.get();
+  }
+  return planNew(key, op, inputs);
+}
+
+absl::StatusOr<PlannedOperator*> Planner::planNew(const Key& key, const OperatorTemplate& op,
+                                                  absl::Span<const TensorLayout* const> inputs) {
+  if (absl::Status fits = checkMeshes(op, inputs); !fits.ok()) return fits;
+  auto asked = asked_.find(key);
+  if (asked == asked_.end()) {
+    const std::uint64_t number = nextQuestion_++;
+    asked_[key].number = number;
+    questions_[number] = key;
+    MetadataQuestion question{number, op.name, op.arguments, {}};
+    for (const TensorLayout* input : inputs) question.inputs.push_back(input->meta);
+    ask_(std::move(question));
+    asked = asked_.find(key);
+  }
+  if (!asked->second.answer) return nullptr;
+  MetadataAnswer answer = *std::move(asked->second.answer);
+  asked_.erase(asked);
+  // That a process could not be run says nothing about the call.
+  if (absl::IsUnavailable(answer.status())) return answer.status();
+  Planned& planned = plans_[key];
+  absl::StatusOr<std::unique_ptr<PlannedOperator>> made = make(op, inputs, std::move(answer));
+  planned.error = made.status();
   if (!made.ok()) return made.status();
-  return plans_.emplace(std::move(key), *std::move(made)).first->second.get();
+  planned.plan = *std::move(made);
+  bytes_ += planned.plan->wire.ByteSizeLong();
+  return planned.plan.get();
+}
+
+void Planner::answered(std::uint64_t number, MetadataAnswer answer) {
+  const auto it = questions_.find(number);
+  if (it == questions_.end()) return;
+  asked_[it->second].answer = std::move(answer);
+  questions_.erase(it);
 }
 
 PlanId Planner::forget() {
   plans_.clear();
+  asked_.clear();
+  questions_.clear();
   conversions_.clear();
+  bytes_ = 0;
   return nextId_;
 }
 
@@ -113,40 +167,36 @@ void Planner::addOutput(PlannedOperator* plan, std::uint32_t slot, TensorLayout 
 }
 
 absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTemplate& op,
-                                                               absl::Span<const TensorLayout* const> inputs) {
-  const PlacedMesh* mesh = inputs.empty() ? op.mesh : inputs[0]->mesh;
-  if (mesh == nullptr) return absl::InvalidArgumentError("it has no tensor input: the call must name a mesh");
-  for (const TensorLayout* input : inputs) {
-    if (input->mesh != mesh) {
-      return absl::InvalidArgumentError(absl::StrCat("its inputs lie on different meshes, ", mesh->mesh.toString(),
-                                                     " and ", input->mesh->mesh.toString()));
-    }
-  }
+                                                               absl::Span<const TensorLayout* const> inputs,
+                                                               MetadataAnswer metadata) {
+  if (!metadata.ok()) return metadata.status();
+  const PlacedMesh* mesh = meshOf(op, inputs);
   std::vector<const TensorMeta*> metas;
   for (const TensorLayout* input : inputs) metas.push_back(&input->meta);
-  absl::StatusOr<std::vector<OutputMeta>> inferred = metadata_(op.name, op.arguments, metas);
-  if (!inferred.ok()) return inferred.status();
-  std::vector<TensorMeta> outputMetas;
-  for (OutputMeta& output : *inferred) outputMetas.push_back(std::move(output.meta));
-  const auto* outputs = &outputMetas;
-  if (outputs->size() != op.outputs) {
+  std::vector<TensorMeta> outputs;
+  for (OutputMeta& output : *metadata) outputs.push_back(std::move(output.meta));
+  if (outputs.size() != op.outputs) {
     return absl::InvalidArgumentError(
-        absl::StrCat("it returns ", outputs->size(), " tensors, the call expects ", op.outputs));
+        absl::StrCat("it returns ", outputs.size(), " tensors, the call expects ", op.outputs));
   }
 
   for (const auto& [output, input] : op.mutated) {
-    if ((*outputs)[output] == inputs[input]->meta) continue;
+    // Its tensor stays where it lies, whatever strides a Meta kernel gives its result.
+    if (outputs[output].dtype == inputs[input]->meta.dtype && outputs[output].shape == inputs[input]->meta.shape) {
+      outputs[output].strides = inputs[input]->meta.strides;
+      continue;
+    }
     return absl::InvalidArgumentError(absl::StrCat("it would turn its tensor from ", inputs[input]->meta.toString(),
-                                                   " to ", (*outputs)[output].toString(), " in place"));
+                                                   " to ", outputs[output].toString(), " in place"));
   }
 
   const int meshDims = mesh->mesh.dims();
-  std::vector<Placements> placed(outputs->size());
+  std::vector<Placements> placed(outputs.size());
   std::vector<int> sizeArguments;
   Placements wanted;  // of a factory
   if (inputs.empty()) {
     wanted = op.placements.empty() ? allReplicate(meshDims) : op.placements;
-    const int tensorDims = outputs->empty() ? 0 : static_cast<int>((*outputs)[0].shape.size());
+    const int tensorDims = outputs.empty() ? 0 : static_cast<int>(outputs[0].shape.size());
     absl::StatusOr<Placements> normal = normalize(wanted, meshDims, tensorDims);
     if (!normal.ok()) return normal.status();
     wanted = *std::move(normal);
@@ -159,7 +209,7 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
     // Every rank computes the same from the same: right for any deterministic operator, rule or not.
     for (Placements& p : placed) p = allReplicate(meshDims);
   } else {
-    const RuleCall call{op.op.schema(), op.arguments, metas, *outputs};
+    const RuleCall call{op.op.schema(), op.arguments, metas, outputs};
     absl::StatusOr<std::vector<Signature>> signatures = signaturesFor(op, call, &sizeArguments);
     if (!signatures.ok()) {
       return absl::Status(signatures.status().code(),
@@ -197,22 +247,22 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
   for (std::size_t a = 0; a < op.arguments.size(); ++a) {
     const bool isSize =
         std::find(sizeArguments.begin(), sizeArguments.end(), static_cast<int>(a)) != sizeArguments.end();
-    toWire(isSize ? Value(LocalSizes{(*outputs)[0].shape, placed[0]}) : op.arguments[a], kernel->add_arguments());
+    toWire(isSize ? Value(LocalSizes{outputs[0].shape, placed[0]}) : op.arguments[a], kernel->add_arguments());
   }
   auto slot = static_cast<std::uint32_t>(inputs.size());
-  for (std::size_t o = 0; o < outputs->size(); ++o) {
+  for (std::size_t o = 0; o < outputs.size(); ++o) {
     std::uint32_t result = slot + static_cast<std::uint32_t>(o);
     if (inputs.empty() && placed[o] != wanted) {
       v1::ConvertStep* convert = plan->wire.add_steps()->mutable_convert();
       convert->set_input(result);
-      convert->mutable_shape()->Add((*outputs)[o].shape.begin(), (*outputs)[o].shape.end());
+      convert->mutable_shape()->Add(outputs[o].shape.begin(), outputs[o].shape.end());
       toWire(placed[o], convert->mutable_from());
       toWire(wanted, convert->mutable_to());
       result = slot + op.outputs + static_cast<std::uint32_t>(o);
       placed[o] = wanted;
     }
     const bool converted = result != slot + static_cast<std::uint32_t>(o);
-    addOutput(plan.get(), result, {(*outputs)[o], mesh, placed[o]}, converted ? -1 : (*inferred)[o].alias);
+    addOutput(plan.get(), result, {outputs[o], mesh, placed[o]}, converted ? -1 : (*metadata)[o].alias);
   }
   return plan;
 }
@@ -238,7 +288,9 @@ absl::StatusOr<PlannedOperator*> Planner::planRedistribute(const TensorLayout* i
   TensorMeta meta = input->meta;
   meta.strides = contiguousStrides(meta.shape);
   addOutput(plan.get(), 1, {std::move(meta), input->mesh, to}, -1);
-  return conversions_.emplace(std::move(key), std::move(plan)).first->second.get();
+  std::unique_ptr<PlannedOperator>& kept = conversions_[key];
+  kept = std::move(plan);
+  return kept.get();
 }
 
 }  // namespace dtorch

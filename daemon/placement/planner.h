@@ -1,5 +1,8 @@
 #pragma once
+#include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -8,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "daemon/graph/tensor_layout.h"
-#include "daemon/placement/metadata_process.h"
+#include "daemon/placement/metadata_service.h"
 #include "daemon/placement/operator_template.h"
 #include "dtorch/v1/worker.pb.h"
 
@@ -26,16 +29,23 @@ struct PlannedOperator {
 /// Works out metadata, placements and steps; caches by template and input layouts.
 ///
 /// Thread: the controller loop's.
-/// Errors: INVALID_ARGUMENT: LibTorch refuses the inputs, or no signature matches their placements (the message lists
+/// Errors, remembered as plans are: INVALID_ARGUMENT: LibTorch refuses the inputs, or no signature matches their
+/// placements (the message lists
 ///   those that would); UNIMPLEMENTED: no placement rule and not all Replicate, or no metadata rule.
 class Planner {
  public:
-  Planner(LayoutTable* layouts, MetadataSource metadata) : layouts_(layouts), metadata_(std::move(metadata)) {}
+  /// `ask` is to bring the answer to answered(), at once or later.
+  Planner(LayoutTable* layouts, std::function<void(MetadataQuestion)> ask) : layouts_(layouts), ask_(std::move(ask)) {}
 
+  /// Null: what it returns has been asked; call again when an answer has come.
   absl::StatusOr<PlannedOperator*> plan(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs);
+  /// The answer to a question; one that nobody waits for any more is dropped.
+  void answered(std::uint64_t number, MetadataAnswer answer);
   /// A conversion of one tensor. `to` is normalised.
   absl::StatusOr<PlannedOperator*> planRedistribute(const TensorLayout* input, const Placements& to);
-  std::size_t size() const { return plans_.size() + conversions_.size(); }
+  std::size_t size() const { return plans_.size() + asked_.size() + conversions_.size(); }
+  /// Of all plans, on the wire.
+  std::size_t bytes() const { return bytes_; }
   /// Drops all plans; the ids of later ones start at the returned number.
   PlanId forget();
 
@@ -51,15 +61,31 @@ class Planner {
     }
   };
 
+  struct Asked {
+    std::uint64_t number = 0;
+    std::optional<MetadataAnswer> answer;
+  };
+  struct Planned {
+    absl::Status error;
+    std::unique_ptr<PlannedOperator> plan;  // null: `error` says why
+  };
+
+  absl::StatusOr<PlannedOperator*> planNew(const Key& key, const OperatorTemplate& op,
+                                           absl::Span<const TensorLayout* const> inputs);
   absl::StatusOr<std::unique_ptr<PlannedOperator>> make(const OperatorTemplate& op,
-                                                        absl::Span<const TensorLayout* const> inputs);
+                                                        absl::Span<const TensorLayout* const> inputs,
+                                                        MetadataAnswer metadata);
   std::unique_ptr<PlannedOperator> start(const PlacedMesh* mesh, std::size_t inputs, const std::string& name);
   void addOutput(PlannedOperator* plan, std::uint32_t slot, TensorLayout layout, int alias);
 
   LayoutTable* layouts_;
-  MetadataSource metadata_;
+  std::function<void(MetadataQuestion)> ask_;
   PlanId nextId_ = 1;
-  absl::flat_hash_map<Key, std::unique_ptr<PlannedOperator>> plans_;
+  std::uint64_t nextQuestion_ = 1;
+  std::size_t bytes_ = 0;
+  absl::flat_hash_map<Key, Planned> plans_;
+  absl::flat_hash_map<Key, Asked> asked_;
+  absl::flat_hash_map<std::uint64_t, Key> questions_;  // without an answer
   absl::flat_hash_map<RedistributeKey, std::unique_ptr<PlannedOperator>> conversions_;
 };
 

@@ -1,14 +1,19 @@
 #include "daemon/rpc/session_stream.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format_lite.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/rpc/protocol_status.h"
+#include "proto/limits.h"
 
 namespace dtorch {
 namespace {
 
 constexpr std::size_t kDrained = 1u << 20;
+// Smaller messages cannot hold too many commands.
+constexpr std::size_t kCountedBytes = 2 * kMaxCommands;
 
 // One copy, from the message into gRPC's slices. Fails for messages of 2 GiB only, and values come in chunks.
 grpc::ByteBuffer serialize(const v1::DaemonMessage& message) {
@@ -16,6 +21,26 @@ grpc::ByteBuffer serialize(const v1::DaemonMessage& message) {
   bool owned = false;
   grpc::SerializationTraits<v1::DaemonMessage>::Serialize(message, &bytes, &owned);
   return bytes;
+}
+
+// The commands in a message's batch. What does not parse counts for nothing: the parser will say so.
+std::size_t countCommands(const grpc::ByteBuffer& bytes) {
+  using google::protobuf::internal::WireFormatLite;
+  grpc::ByteBuffer same(bytes);  // shares the slices
+  grpc::ProtoBufferReader reader(&same);
+  google::protobuf::io::CodedInputStream in(&reader);
+  constexpr auto kBatch = WireFormatLite::MakeTag(v1::ClientMessage::kBatchFieldNumber,
+                                                  WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+  constexpr auto kCommand = WireFormatLite::MakeTag(v1::CommandBatch::kCommandsFieldNumber,
+                                                    WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+  std::size_t commands = 0;
+  while (const std::uint32_t tag = in.ReadTag()) {
+    std::uint32_t length = 0;
+    if (tag == kBatch && in.ReadVarint32(&length)) continue;  // its fields are looked at, too
+    if (tag == kCommand) ++commands;
+    if (!WireFormatLite::SkipField(&in, tag)) break;
+  }
+  return commands;
 }
 
 }  // namespace
@@ -62,6 +87,10 @@ void SessionStream::OnReadDone(bool ok) {
   ++received_;
   auto request = std::make_unique<ClientRequest>();
   request->bytes = incoming_.Length();
+  if (request->bytes > kCountedBytes && countCommands(incoming_) > kMaxCommands) {
+    return close(absl::ResourceExhaustedError(
+        absl::StrCat("message ", received_, " holds more than ", kMaxCommands, " commands: send several")));
+  }
   if (!grpc::SerializationTraits<v1::ClientMessage>::Deserialize(&incoming_, request->message()).ok()) {
     return close(absl::InvalidArgumentError(absl::StrCat("message ", received_, " (", request->bytes,
                                                          " bytes) does not parse as dtorch.v1.ClientMessage")));

@@ -1,48 +1,24 @@
 #include "daemon/session/client_session.h"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <utility>
 
-#include "absl/status/status.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
-#include "core/shard.h"
 #include "proto/codec.h"
-#include "proto/limits.h"
-#include "proto/segment_codec.h"
 #include "proto/version.h"
 
 namespace dtorch {
 namespace {
 
-// Failures nobody asked about: so many are remembered, the rest only counted.
-constexpr std::size_t kRememberedFailures = 1024;
 // A client that leaves so much unread is not read from either, until it has drained.
 constexpr std::size_t kHeldBackBytes = 32u << 20;
-// What a session may define: programs have some hundreds of each.
-constexpr std::uint32_t kMaxTemplates = 1u << 20;
-constexpr std::size_t kMaxTemplateBytes = 256u << 20;
-constexpr std::uint32_t kMaxSites = 1u << 20;
-constexpr std::uint32_t kMaxMeshes = 4096;
 // Values that a session has asked for and not been sent; it waits with more.
 constexpr std::uint64_t kMaxOpenValueBytes = 256u << 20;
-constexpr std::uint32_t kMaxOutputs = 1u << 16;
 // How long one request may hold up other sessions, and status().
 constexpr std::chrono::milliseconds kTurn(20);
 constexpr int kCommandsBetweenClocks = 32;
-// Failures of operands that a session may have released by then.
-constexpr std::size_t kUnownedFailures = 4096;
-
-// "aten::add_.Tensor": it writes to an argument.
-bool isInPlaceName(const std::string& name) {
-  const std::string base = name.substr(0, name.find('.'));
-  return base.size() > 1 && base.back() == '_' && base[base.size() - 2] != '_';
-}
-
-std::string localShapeText(const std::vector<std::int64_t>& shape) {
-  return TensorMeta{DType::kUnspecified, shape, {}}.toString().substr(name(DType::kUnspecified).size());
-}
 
 void sendResult(SessionChannel* channel, FutureId future, const TensorMeta* meta) {
   auto message = std::make_shared<v1::DaemonMessage>();
@@ -59,6 +35,9 @@ ClientSession::ClientSession(SessionId id, std::shared_ptr<SessionChannel> chann
       channel_(std::move(channel)),
       services_(services),
       opened_(std::chrono::steady_clock::now()),
+      definitions_(services),
+      tensors_(services->limits),
+      failures_(&services->failed),
       nextOperand_((id << kSessionShift) + 1),
       nextFence_((id << kSessionShift) + 1) {}
 
@@ -126,6 +105,7 @@ bool ClientSession::drained() {
 }
 
 void ClientSession::protocolError(const absl::Status& status) {
+  if (status.ok()) return;
   closed_ = true;
   channel_->close(status);
 }
@@ -154,13 +134,13 @@ bool ClientSession::run(const v1::Command& command) {
   if (command.template_id() != 0) return runCall(command);
   switch (command.other_case()) {
     case v1::Command::kDefineTemplate:
-      defineTemplate(command.define_template());
+      protocolError(definitions_.define(command.define_template()));
       return true;
     case v1::Command::kDefineSite:
-      defineSite(command.define_site());
+      protocolError(definitions_.define(command.define_site()));
       return true;
     case v1::Command::kDefineMesh:
-      defineMesh(command.define_mesh());
+      protocolError(definitions_.define(command.define_mesh()));
       return true;
     case v1::Command::kPut:
       return put(command.put(), command.site());
@@ -171,7 +151,7 @@ bool ClientSession::run(const v1::Command& command) {
     case v1::Command::kGet:
       return get(command);
     case v1::Command::kRelease:
-      release(command.release());
+      release(command.release().tensors());
       return true;
     case v1::Command::kDescribe:
       describe(command.describe());
@@ -179,7 +159,7 @@ bool ClientSession::run(const v1::Command& command) {
     case v1::Command::kSynchronize:
       return synchronize(command.synchronize());
     case v1::Command::kCancelGet:
-      services_->futures->cancel(id_, command.cancel_get().future());
+      cancel(command.cancel_get().future());
       return true;
     case v1::Command::OTHER_NOT_SET:
       break;
@@ -190,74 +170,26 @@ bool ClientSession::run(const v1::Command& command) {
 
 // --- failures ---
 
-std::string ClientSession::site(std::uint32_t id) const {
-  const auto it = sites_.find(id);
-  return it == sites_.end() ? std::string() : it->second.toString();
+OperandFailurePtr ClientSession::fail(absl::Status status, std::string operatorName, std::uint32_t site) {
+  return failures_.refused(std::move(status), std::move(operatorName), definitions_.site(site));
 }
 
-OperandFailurePtr ClientSession::fail(absl::Status status, std::string operatorName, std::uint32_t siteId) {
-  auto failure =
-      std::make_shared<OperandFailure>(OperandFailure{std::move(status), std::move(operatorName), -1, site(siteId)});
-  ++failed_;
-  ++services_->failed;
-  remember(failure);
-  return failure;
-}
-
-void ClientSession::remember(const OperandFailurePtr& failure) {
-  if (unobserved_.size() >= kRememberedFailures) {
-    std::erase_if(unobserved_, [](const OperandFailurePtr& f) { return f->observed; });
-  }
-  if (unobserved_.size() < kRememberedFailures) unobserved_.push_back(failure);
-}
-
-OperandFailurePtr ClientSession::unknownTensor(TensorId tensor, const std::string& operatorName, std::uint32_t siteId) {
+OperandFailurePtr ClientSession::unknownTensor(TensorId tensor, const std::string& operatorName, std::uint32_t site) {
   return fail(absl::NotFoundError(absl::StrCat(
                   "tensor ", tensor, " is not one of this session: it was never made, or it has been released")),
-              operatorName, siteId);
-}
-
-void ClientSession::poison(TensorId first, std::uint32_t count, const OperandFailurePtr& failure) {
-  for (std::uint32_t i = 0; i < count; ++i) addTensor(first + i, {0, nullptr, failure});
+              operatorName, site);
 }
 
 bool ClientSession::checkNew(TensorId first, std::uint32_t count) {
-  // Failed tensors are under no quota of their own, but not without end.
-  if (tensors_.size() + count > services_->limits.maxTensors + kMaxOutputs) {
-    protocolError(
-        absl::ResourceExhaustedError("the session holds more failed tensors than session.max_tensors: release some"));
-    return false;
-  }
-  for (TensorId tensor = first; tensor != first + count; ++tensor) {
-    if (tensor != 0 && !tensors_.contains(tensor)) continue;
-    protocolError(absl::InvalidArgumentError(absl::StrCat("tensor id ", tensor, " is 0, or in use already")));
-    return false;
-  }
-  return true;
+  const absl::Status status = tensors_.checkNew(first, count);
+  protocolError(status);
+  return status.ok();
 }
 
-void ClientSession::addTensor(TensorId tensor, Operand operand) {
-  if (operand.layout != nullptr) tensorBytes_ += static_cast<std::uint64_t>(operand.layout->meta.bytes());
-  tensors_.emplace(tensor, std::move(operand));
-}
-
-OperandFailurePtr ClientSession::reportedFailure(OperatorNumber root, Rank rank, std::uint32_t siteId,
-                                                 const v1::Status& error) {
-  OperandFailurePtr& failure = reported_[root];
-  if (failure == nullptr) {
-    failure =
-        std::make_shared<OperandFailure>(OperandFailure{fromWire(error), error.operator_name(), rank, site(siteId)});
-    ++failed_;
-    ++services_->failed;
-    remember(failure);
-    if (reported_.size() > kRememberedFailures) {
-      OperandFailurePtr kept = failure;
-      reported_.clear();
-      reported_[root] = kept;
-      return kept;
-    }
-  }
-  return failure;
+bool ClientSession::checkNumbers(std::size_t count) {
+  if (sessionOf(std::max(nextOperand_, nextFence_) + count) == id_) return true;
+  protocolError(absl::ResourceExhaustedError("the session has made as many tensors as it can number: open a new one"));
+  return false;
 }
 
 void ClientSession::operatorFailed(Rank rank, const v1::OperatorFailed& failed) {
@@ -266,435 +198,213 @@ void ClientSession::operatorFailed(Rank rank, const v1::OperatorFailed& failed) 
                               : failed.operator_number() != 0 ? failed.operator_number()
                                                               : failed.operands(0);
   const Rank where = failed.error().rank() > 0 ? failed.error().rank() - 1 : rank;
-  OperandFailurePtr failure = reportedFailure(root, where, failed.site(), failed.error());
-  for (const OperandId operand : failed.operands()) failedOperands_.emplace(operand, failure);
-  if (failedOperands_.size() > 2 * tensors_.size() + kUnownedFailures) forgetFailuresOfReleased();
+  const OperandFailurePtr failure =
+      failures_.reported(root, where, definitions_.site(failed.site()), failed.error());
+  failures_.setFailed(failed.operands(), failure, tensors_);
+  tensors_.writerFailed(failed.operator_number(), failure);
 }
 
-// A worker's report may come after the release of the operand, or be of one that no tensor stands for (a gathered
-// value).
-void ClientSession::forgetFailuresOfReleased() {
-  absl::flat_hash_set<OperandId> held;
-  for (const auto& [tensor, operand] : tensors_) held.insert(operand.id);
-  absl::erase_if(failedOperands_, [&](const auto& entry) { return !held.contains(entry.first); });
+OperandFailurePtr ClientSession::failureOf(OperandId operand, Rank rank, const v1::FetchedValue& value) {
+  if (OperandFailurePtr known = failures_.failureOf(operand); known != nullptr) return known;
+  if (!value.has_error() || value.root() == 0) return nullptr;
+  const Rank where = value.error().rank() > 0 ? value.error().rank() - 1 : rank;
+  return failures_.reported(value.root(), where, definitions_.site(value.site()), value.error());
 }
 
 void ClientSession::addUsed(absl::flat_hash_set<const TensorLayout*>& layouts,
                             absl::flat_hash_set<const PlacedMesh*>& meshes) const {
-  for (const auto& [tensor, operand] : tensors_) {
-    if (operand.layout != nullptr) layouts.insert(operand.layout);
-  }
-  if (incoming_ != nullptr && incoming_->layout != nullptr) layouts.insert(incoming_->layout);
-  for (const auto& [id, placedOn] : meshes_) meshes.insert(placedOn);
+  tensors_.addUsed(layouts);
+  definitions_.addUsed(meshes);
 }
 
-OperandFailurePtr ClientSession::failureOf(OperandId operand, Rank rank, const v1::FetchedValue& value) {
-  if (const auto it = failedOperands_.find(operand); it != failedOperands_.end()) return it->second;
-  if (!value.has_error() || value.root() == 0) return nullptr;
-  const Rank where = value.error().rank() > 0 ? value.error().rank() - 1 : rank;
-  return reportedFailure(value.root(), where, value.site(), value.error());
-}
-
-std::uint64_t ClientSession::unobservedFailures() const {
-  return static_cast<std::uint64_t>(
-      std::count_if(unobserved_.begin(), unobserved_.end(), [](const OperandFailurePtr& f) { return !f->observed; }));
-}
-
-// --- definitions ---
-
-void ClientSession::defineSite(const v1::SiteDefinition& definition) {
-  if (definition.id() == 0 || definition.id() > kMaxSites) {
-    return protocolError(
-        absl::InvalidArgumentError(absl::StrCat("site id ", definition.id(), " is none of 1 to ", kMaxSites)));
-  }
-  sites_[definition.id()] = {printable(definition.file(), 512), definition.line()};
-}
-
-void ClientSession::defineTemplate(const v1::TemplateDefinition& definition) {
-  if (definition.id() == 0 || definition.id() > kMaxTemplates) {
-    return protocolError(
-        absl::InvalidArgumentError(absl::StrCat("template id ", definition.id(), " is none of 1 to ", kMaxTemplates)));
-  }
-  TemplateEntry& entry = templates_[definition.id()];
-  templateBytes_ -= entry.bytes;
-  entry = {nullptr,
-           printable(definition.name(), 256),
-           absl::OkStatus(),
-           std::min(definition.outputs(), kMaxOutputs),
-           definition.ByteSizeLong(),
-           isInPlaceName(definition.name())};
-  templateBytes_ += entry.bytes;
-  if (templateBytes_ > kMaxTemplateBytes) {
-    return protocolError(absl::ResourceExhaustedError(
-        absl::StrCat("the session's templates take more than ", kMaxTemplateBytes, " bytes")));
-  }
-  const PlacedMesh* placedOn = nullptr;
-  if (definition.mesh() != 0) {
-    absl::StatusOr<const PlacedMesh*> found = mesh(definition.mesh());
-    if (!found.ok()) {
-      entry.error = found.status();
-      return;
-    }
-    placedOn = *found;
-  }
-  v1::TemplateDefinition keyed = definition;
-  keyed.clear_id();
-  keyed.clear_mesh();
-  const std::string key = absl::StrCat(keyed.SerializeAsString(), "@", reinterpret_cast<std::uintptr_t>(placedOn));
-  const auto it = services_->templates.find(key);
-  if (it != services_->templates.end()) {
-    entry.op = it->second;
-    return;
-  }
-  absl::StatusOr<Arguments> arguments = fromWire(definition.arguments());
-  if (!arguments.ok()) {
-    entry.error = arguments.status();
-    return;
-  }
-  absl::StatusOr<Placements> placements = fromWire(definition.placements());
-  if (!placements.ok()) {
-    entry.error = placements.status();
-    return;
-  }
-  absl::StatusOr<OperatorTemplate> made =
-      OperatorTemplate::create(entry.name, *arguments, entry.outputs, placedOn, *std::move(placements));
-  if (!made.ok()) {
-    entry.error = made.status();
-    return;
-  }
-  entry.op = std::make_shared<const OperatorTemplate>(*std::move(made));
-  services_->templates.emplace(key, entry.op);
-  services_->templateBytes += key.size();
-}
-
-void ClientSession::defineMesh(const v1::MeshDefinition& definition) {
-  absl::StatusOr<DeviceMesh> wanted = fromWire(definition.mesh());
-  if (!wanted.ok()) return protocolError(wanted.status());
-  for (const Rank rank : wanted->ranks()) {
-    if (rank >= services_->worldSize) {
-      return protocolError(absl::InvalidArgumentError(absl::StrCat(
-          "mesh ", wanted->toString(), " names rank ", rank, "; this daemon has ", services_->worldSize, " workers")));
-    }
-  }
-  if (wanted->deviceType() != DeviceType::kCpu) {
-    return protocolError(
-        absl::InvalidArgumentError(absl::StrCat("mesh ", wanted->toString(), ": the workers' devices are cpu")));
-  }
-  if (definition.id() == 0 || definition.id() > kMaxMeshes) {
-    return protocolError(
-        absl::InvalidArgumentError(absl::StrCat("mesh id ", definition.id(), " is none of 1 to ", kMaxMeshes)));
-  }
-  const absl::StatusOr<GroupId> group = services_->executor->groupOf(wanted->ranks());
-  if (!group.ok()) return protocolError(group.status());
-  meshes_[definition.id()] = &services_->meshes.try_emplace(*wanted, PlacedMesh{*wanted, *group}).first->second;
-}
-
-absl::StatusOr<const PlacedMesh*> ClientSession::mesh(std::uint32_t id) const {
-  const auto it = meshes_.find(id);
-  if (it == meshes_.end()) return absl::NotFoundError(absl::StrCat("mesh ", id, " is not defined in this session"));
-  return it->second;
-}
+// --- operators ---
 
 bool ClientSession::canAppend(GroupId group) const {
   return services_->executor->usable(group) || !services_->executor->error(group).ok();
 }
 
-// --- operators ---
-
-OperandId ClientSession::publish(PlannedOperator* plan, absl::Span<const OperandId> inputs, std::uint32_t siteId) {
+OperandId ClientSession::publish(PlannedOperator* plan, absl::Span<const OperandId> inputs, std::uint32_t site,
+                                 OperatorNumber* number) {
   Executor* executor = services_->executor;
   const GroupId group = plan->mesh->group;
   groups_.insert(group);
   if (!plan->published) {
-    *executor->appendCommand(group)->mutable_define_plan() = plan->wire;
+    *executor->appendCommand(group, plan->wire.ByteSizeLong())->mutable_define_plan() = plan->wire;
     plan->published = true;
   }
-  OperatorNumber number = 0;
-  v1::WorkerCommand* run = executor->appendOperator(group, &number);
+  v1::WorkerCommand* run = executor->appendOperator(group, number);
   run->set_plan(plan->id);
   run->mutable_inputs()->Add(inputs.begin(), inputs.end());
   const OperandId first = nextOperand_;
   nextOperand_ += plan->outputs.size();
   run->set_first_output(first);
-  run->set_site(siteId);
+  run->set_site(site);
+  ++operators_;
   return first;
 }
 
 void ClientSession::refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure) {
-  poison(command.first_output(), op.outputs, failure);
-  std::vector<TensorId> written;
+  tensors_.addFailed(command.first_output(), op.outputs, failure);
   for (const auto& [output, input] : op.mutated) {
-    if (static_cast<int>(input) < command.inputs_size()) written.push_back(command.inputs(static_cast<int>(input)));
-  }
-  failTensors(written, failure);
-}
-
-// Whoever reads what was not written must hear of it.
-void ClientSession::failTensors(const std::vector<TensorId>& tensors, const OperandFailurePtr& failure) {
-  for (const TensorId tensor : tensors) {
-    const auto it = tensors_.find(tensor);
-    if (it != tensors_.end() && it->second.failure == nullptr) it->second.failure = failure;
+    if (static_cast<int>(input) < command.inputs_size()) {
+      tensors_.failMemory(command.inputs(static_cast<int>(input)), failure);
+    }
   }
 }
 
 bool ClientSession::runCall(const v1::Command& command) {
-  const auto found = templates_.find(command.template_id());
-  if (found == templates_.end()) {
+  const TemplateEntry* entry = definitions_.callTemplate(command.template_id());
+  if (entry == nullptr) {
     protocolError(absl::InvalidArgumentError(absl::StrCat("template ", command.template_id(), " is not defined")));
     return true;
   }
-  const TemplateEntry& entry = found->second;
-  if (!checkNew(command.first_output(), entry.outputs)) return true;
-  if (!entry.error.ok()) {
-    const OperandFailurePtr failure = fail(entry.error, entry.name, command.site());
-    poison(command.first_output(), entry.outputs, failure);
+  if (!checkNew(command.first_output(), entry->outputs) || !checkNumbers(entry->outputs)) return true;
+  if (!entry->error.ok()) {
+    const OperandFailurePtr failure = fail(entry->error, entry->name, command.site());
+    tensors_.addFailed(command.first_output(), entry->outputs, failure);
     // Which tensor it was to write to is not known.
-    if (entry.inPlace) failTensors({command.inputs().begin(), command.inputs().end()}, failure);
+    for (const TensorId tensor : command.inputs()) {
+      if (entry->inPlace) tensors_.failMemory(tensor, failure);
+    }
     return true;
   }
-  const OperatorTemplate& op = *entry.op;
-  if (static_cast<std::uint32_t>(command.inputs_size()) != op.inputs) {
-    refuse(command, op,
-           fail(absl::InvalidArgumentError(
-                    absl::StrCat("its arguments hold ", op.inputs, " tensors, the call gives ", command.inputs_size())),
-                op.name, command.site()));
+  const OperatorTemplate& op = *entry->op;
+  const auto refuseFor = [&](absl::Status why) {
+    refuse(command, op, fail(std::move(why), op.name, command.site()));
     return true;
+  };
+  if (static_cast<std::uint32_t>(command.inputs_size()) != op.inputs) {
+    return refuseFor(absl::InvalidArgumentError(
+        absl::StrCat("its arguments hold ", op.inputs, " tensors, the call gives ", command.inputs_size())));
   }
   absl::InlinedVector<const TensorLayout*, 6> layouts;
   absl::InlinedVector<OperandId, 6> operands;
   for (const TensorId tensor : command.inputs()) {
-    const auto it = tensors_.find(tensor);
-    if (it == tensors_.end()) {
-      refuse(command, op, unknownTensor(tensor, op.name, command.site()));
+    const SessionTensor* operand = tensors_.find(tensor);
+    OperandFailurePtr failure =
+        operand == nullptr ? unknownTensor(tensor, op.name, command.site()) : operand->failure();
+    if (failure != nullptr) {
+      refuse(command, op, failure);
       return true;
     }
-    if (it->second.failure != nullptr) {
-      refuse(command, op, it->second.failure);
-      return true;
-    }
-    layouts.push_back(it->second.layout);
-    operands.push_back(it->second.id);
+    layouts.push_back(operand->layout);
+    operands.push_back(operand->id);
   }
   absl::StatusOr<PlannedOperator*> plan = services_->planner->plan(op, layouts);
-  if (!plan.ok()) {
-    refuse(command, op, fail(plan.status(), op.name, command.site()));
-    return true;
-  }
+  if (!plan.ok()) return refuseFor(plan.status());
+  if (*plan == nullptr) return false;
   const GroupId group = (*plan)->mesh->group;
   if (!canAppend(group)) return false;
-  if (const absl::Status& error = services_->executor->error(group); !error.ok()) {
-    refuse(command, op, fail(error, op.name, command.site()));
-    return true;
+  if (const absl::Status& error = services_->executor->error(group); !error.ok()) return refuseFor(error);
+  if (absl::Status quota = tensors_.checkQuota((*plan)->outputs); !quota.ok()) return refuseFor(std::move(quota));
+  OperatorNumber number = 0;
+  const OperandId first = publish(*plan, operands, command.site(), &number);
+  for (const auto& [output, input] : op.mutated) {
+    tensors_.addWriter(number, group, tensors_.memoryOf(command.inputs(static_cast<int>(input))), *services_->executor);
   }
-  if (absl::Status quota = checkQuota((*plan)->outputs); !quota.ok()) {
-    refuse(command, op, fail(std::move(quota), op.name, command.site()));
-    return true;
-  }
-  const OperandId first = publish(*plan, operands, command.site());
-  ++operators_;
   for (std::size_t o = 0; o < (*plan)->outputs.size(); ++o) {
-    addTensor(command.first_output() + o, {first + o, (*plan)->outputs[o], nullptr});
+    const int alias = (*plan)->wire.output_aliases(static_cast<int>(o));
+    tensors_.add(command.first_output() + o, {first + o, (*plan)->outputs[o], nullptr,
+                                              alias < 0 ? nullptr : tensors_.memoryOf(command.inputs(alias))});
   }
   return true;
 }
 
-absl::Status ClientSession::checkQuota(absl::Span<const TensorLayout* const> added) const {
-  const SessionLimits& limits = services_->limits;
-  std::uint64_t bytes = tensorBytes_;
-  std::size_t tensors = tensors_.size() + added.size();
-  for (const TensorLayout* layout : added) bytes += static_cast<std::uint64_t>(layout->meta.bytes());
-  if (incoming_ != nullptr && incoming_->layout != nullptr) {
-    bytes += static_cast<std::uint64_t>(incoming_->layout->meta.bytes());
-    ++tensors;
-  }
-  if (tensors > limits.maxTensors) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the session would hold more than session.max_tensors = ", limits.maxTensors, " tensors; release some"));
-  }
-  if (bytes > limits.maxBytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("the session would hold ", bytes,
-                                                     " bytes, more than session.max_bytes = ", limits.maxBytes,
-                                                     "; release some tensors"));
-  }
-  return absl::OkStatus();
-}
-
 bool ClientSession::redistribute(const v1::Command& command) {
   const v1::Redistribute& wanted = command.redistribute();
-  if (!checkNew(wanted.output(), 1)) return true;
-  const auto it = tensors_.find(wanted.tensor());
-  OperandFailurePtr failure;
-  if (it == tensors_.end()) {
-    failure = unknownTensor(wanted.tensor(), "redistribute", command.site());
-  } else {
-    failure = it->second.failure;
-  }
-  if (failure == nullptr) {
-    const TensorLayout* layout = it->second.layout;
-    absl::StatusOr<Placements> to = fromWire(wanted.placements());
-    if (to.ok()) to = normalize(*std::move(to), layout->mesh->mesh.dims(), static_cast<int>(layout->meta.shape.size()));
-    if (!to.ok()) {
-      failure = fail(to.status(), "redistribute", command.site());
-    } else {
-      absl::StatusOr<PlannedOperator*> plan = services_->planner->planRedistribute(layout, *to);
-      if (!canAppend(layout->mesh->group)) return false;
-      absl::Status status = plan.status();
-      if (status.ok()) status = services_->executor->error(layout->mesh->group);
-      if (status.ok()) status = checkQuota((*plan)->outputs);
-      if (status.ok()) {
-        const OperandId input = it->second.id;
-        const OperandId output = publish(*plan, {&input, 1}, command.site());
-        ++operators_;
-        addTensor(wanted.output(), {output, (*plan)->outputs[0], nullptr});
-        return true;
-      }
-      failure = fail(status, "redistribute", command.site());
-    }
-  }
-  poison(wanted.output(), 1, failure);
+  if (!checkNew(wanted.output(), 1) || !checkNumbers(1)) return true;
+  const SessionTensor* operand = tensors_.find(wanted.tensor());
+  const auto refuseFor = [&](const OperandFailurePtr& failure) {
+    tensors_.addFailed(wanted.output(), 1, failure);
+    return true;
+  };
+  if (operand == nullptr) return refuseFor(unknownTensor(wanted.tensor(), "redistribute", command.site()));
+  if (operand->failure() != nullptr) return refuseFor(operand->failure());
+  const TensorLayout* layout = operand->layout;
+  const GroupId group = layout->mesh->group;
+  absl::StatusOr<Placements> to = fromWire(wanted.placements());
+  if (to.ok()) to = normalize(*std::move(to), layout->mesh->mesh.dims(), static_cast<int>(layout->meta.shape.size()));
+  if (!to.ok()) return refuseFor(fail(to.status(), "redistribute", command.site()));
+  absl::StatusOr<PlannedOperator*> plan = services_->planner->planRedistribute(layout, *to);
+  if (!canAppend(group)) return false;
+  absl::Status status = plan.status();
+  if (status.ok()) status = services_->executor->error(group);
+  if (status.ok()) status = tensors_.checkQuota((*plan)->outputs);
+  if (!status.ok()) return refuseFor(fail(std::move(status), "redistribute", command.site()));
+  OperatorNumber number = 0;
+  const OperandId output = publish(*plan, {&operand->id, 1}, command.site(), &number);
+  tensors_.add(wanted.output(), {output, (*plan)->outputs[0], nullptr, nullptr});
   return true;
 }
 
 // --- values in ---
 
-absl::StatusOr<TensorLayout> ClientSession::checkPut(const v1::Put& put) const {
-  absl::StatusOr<const PlacedMesh*> placedOn = mesh(put.mesh());
-  if (!placedOn.ok()) return placedOn.status();
-  const DeviceMesh& deviceMesh = (*placedOn)->mesh;
-  absl::StatusOr<TensorMeta> meta = fromWire(put.meta());
-  if (!meta.ok()) return meta.status();
-  meta->strides = contiguousStrides(meta->shape);
-  absl::StatusOr<Placements> placements = fromWire(put.placements());
-  if (!placements.ok()) return placements.status();
-  placements = normalize(*std::move(placements), deviceMesh.dims(), static_cast<int>(meta->shape.size()));
-  if (!placements.ok()) return placements.status();
-  std::uint64_t bytes = static_cast<std::uint64_t>(meta->bytes());
-  if (put.parts()) {
-    if (put.part_shapes_size() != deviceMesh.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(put.part_shapes_size(), " parts for the ", deviceMesh.size(), " ranks of the mesh"));
-    }
-    bytes = 0;
-    for (int i = 0; i < put.part_shapes_size(); ++i) {
-      const std::vector<std::int64_t> given(put.part_shapes(i).values().begin(), put.part_shapes(i).values().end());
-      absl::StatusOr<TensorMeta> part = makeMeta(meta->dtype, given);
-      if (!part.ok()) return part.status();
-      const Rank rank = deviceMesh.ranks()[static_cast<std::size_t>(i)];
-      const std::vector<std::int64_t> expected =
-          localShape(meta->shape, deviceMesh, *placements, *deviceMesh.coordinate(rank));
-      if (given != expected) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "rank ", rank, "'s part of ", meta->toString(), " ", toString(*placements), " must be of shape ",
-            localShapeText(expected), ", not ", localShapeText(given), ": parts are split as torch.chunk does"));
-      }
-      bytes += static_cast<std::uint64_t>(part->bytes());
-    }
-  }
-  if (put.total_bytes() != bytes || put.inline_bytes().size() > bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(meta->toString(), " takes ", bytes, " bytes, the put announces ", put.total_bytes()));
-  }
-  return TensorLayout{*std::move(meta), *placedOn, *std::move(placements)};
-}
-
-bool ClientSession::put(const v1::Put& put, std::uint32_t siteId) {
+bool ClientSession::put(const v1::Put& put, std::uint32_t site) {
   if (incoming_ == nullptr) {
-    incoming_ = std::make_unique<Incoming>();
-    Incoming& incoming = *incoming_;
-    incoming.site = siteId;
-    incoming.tensor = put.tensor();
-    incoming.totalBytes = put.total_bytes();
-    absl::StatusOr<TensorLayout> layout = checkPut(put);
+    incoming_ = std::make_unique<IncomingPut>(put, site);
+    absl::StatusOr<TensorLayout> layout = checkPut(put, definitions_);
     absl::Status status = layout.status();
     if (status.ok()) {
-      incoming.layout = services_->layouts->intern(*std::move(layout));
-      status = checkQuota({});
+      const TensorLayout* interned = services_->layouts->intern(*std::move(layout));
+      tensors_.setIncoming(interned);
+      status = tensors_.checkQuota({});
+      if (status.ok()) status = incoming_->open(put, interned);
     }
-    v1::Upload& upload = incoming.upload;
-    if (status.ok()) {
-      toWire(incoming.layout->mesh->mesh, upload.mutable_mesh());
-      toWire(incoming.layout->meta, upload.mutable_meta());
-      toWire(incoming.layout->placements, upload.mutable_placements());
-      upload.set_parts(put.parts());
-      *upload.mutable_part_shapes() = put.part_shapes();
-      if (put.total_bytes() > kInlineBytes) {
-        absl::StatusOr<Segment> segment = Segment::reserve("dtorch-put", put.total_bytes());
-        status = segment.status();
-        if (segment.ok()) incoming.segment = *std::move(segment);
-      }
-    }
-    if (!status.ok()) incoming.failure = fail(status, "put", siteId);
-    if (!put.inline_bytes().empty()) receive(0, put.inline_bytes());
+    if (!status.ok()) incoming_->failure = fail(std::move(status), "put", site);
+    receive(put.inline_bytes());
   } else if (!incoming_->waiting) {
     protocolError(absl::InvalidArgumentError(absl::StrCat(
-        "a put of tensor ", put.tensor(), " before the one of tensor ", incoming_->tensor, " is complete")));
+        "a put of tensor ", put.tensor(), " before the one of tensor ", incoming_->tensor(), " is complete")));
     return true;
   }
   return finishPut();
 }
 
-void ClientSession::receive(std::uint64_t offset, const std::string& data) {
-  Incoming& incoming = *incoming_;
-  incoming.received = offset + data.size();
-  if (incoming.failure != nullptr) return;
-  if (incoming.segment.size() > 0) {
-    if (data.empty()) return;
-    if (absl::Status status = incoming.segment.commit(offset, data.size()); !status.ok()) {
-      incoming.failure = fail(std::move(status), "put", incoming.site);
-      incoming.segment = {};
-      return;
-    }
-    std::memcpy(incoming.segment.data() + offset, data.data(), data.size());
-  } else {
-    incoming.upload.mutable_inline_bytes()->append(data);
+void ClientSession::receive(const std::string& data) {
+  if (absl::Status status = incoming_->receive(data); !status.ok()) {
+    incoming_->failure = fail(std::move(status), "put", incoming_->site());
   }
 }
 
 bool ClientSession::putChunk(const v1::PutChunk& chunk) {
-  if (incoming_ == nullptr || incoming_->tensor != chunk.tensor()) {
+  if (incoming_ == nullptr || incoming_->tensor() != chunk.tensor()) {
     protocolError(absl::InvalidArgumentError(
         absl::StrCat("bytes of tensor ", chunk.tensor(), " without a put that waits for them")));
     return true;
   }
-  Incoming& incoming = *incoming_;
   // Back after waiting for the group: these bytes are in already.
-  const bool again = incoming.waiting;
-  if (!again) {
-    if (chunk.offset() != incoming.received || chunk.data().size() > incoming.totalBytes - incoming.received) {
-      protocolError(absl::InvalidArgumentError(
-          absl::StrCat("bytes ", chunk.offset(), " to ", chunk.offset() + chunk.data().size(), " of tensor ",
-                       chunk.tensor(), "; expected from ", incoming.received, ", ", incoming.totalBytes, " in all")));
+  if (!incoming_->waiting) {
+    if (const absl::Status status = incoming_->checkNext(chunk); !status.ok()) {
+      protocolError(status);
       return true;
     }
-    receive(chunk.offset(), chunk.data());
+    receive(chunk.data());
   }
   return finishPut();
 }
 
 bool ClientSession::finishPut() {
-  Incoming& incoming = *incoming_;
-  if (incoming.received < incoming.totalBytes || !checkNew(incoming.tensor, 1)) return true;
+  IncomingPut& incoming = *incoming_;
+  if (!incoming.complete() || !checkNew(incoming.tensor(), 1) || !checkNumbers(1)) return true;
   if (incoming.failure == nullptr) {
-    const GroupId group = incoming.layout->mesh->group;
+    const GroupId group = incoming.layout()->mesh->group;
     if (!canAppend(group)) {
       incoming.waiting = true;
       return false;
     }
     if (const absl::Status& error = services_->executor->error(group); !error.ok()) {
-      incoming.failure = fail(error, "put", incoming.site);
+      incoming.failure = fail(error, "put", incoming.site());
     } else {
       groups_.insert(group);
-      if (incoming.segment.size() > 0) {
-        toWire(incoming.segment.ref(), incoming.upload.mutable_segment());
-      }
       const OperandId operand = nextOperand_++;
-      incoming.upload.set_operand(operand);
-      *services_->executor->appendCommand(group, incoming.totalBytes, std::move(incoming.segment))->mutable_upload() =
-          std::move(incoming.upload);
-      addTensor(incoming.tensor, {operand, incoming.layout, nullptr});
+      v1::Upload upload = incoming.takeUpload(operand);
+      *services_->executor->appendCommand(group, incoming.totalBytes(), incoming.takeSegment())->mutable_upload() =
+          std::move(upload);
+      tensors_.add(incoming.tensor(), {operand, incoming.layout(), nullptr, nullptr});
     }
   }
-  if (incoming.failure != nullptr) poison(incoming.tensor, 1, incoming.failure);
+  if (incoming.failure != nullptr) tensors_.addFailed(incoming.tensor(), 1, incoming.failure);
+  tensors_.setIncoming(nullptr);
   incoming_.reset();
   return true;
 }
@@ -702,28 +412,26 @@ bool ClientSession::finishPut() {
 // --- values out ---
 
 bool ClientSession::get(const v1::Command& command) {
+  if (!checkNumbers(1)) return true;
   const v1::Get& wanted = command.get();
   if (services_->futures->awaits(id_, wanted.future())) {
     protocolError(absl::InvalidArgumentError(absl::StrCat("future id ", wanted.future(), " is in use already")));
     return true;
   }
-  const auto it = tensors_.find(wanted.tensor());
-  if (it == tensors_.end()) {
-    FutureTable::sendError(channel_.get(), wanted.future(),
-                           unknownTensor(wanted.tensor(), "get", command.site()).get());
+  const SessionTensor* source = tensors_.find(wanted.tensor());
+  if (OperandFailurePtr failure = source == nullptr ? unknownTensor(wanted.tensor(), "get", command.site())
+                                                    : source->failure();
+      failure != nullptr) {
+    FutureTable::sendError(channel_.get(), wanted.future(), failure.get());
     return true;
   }
-  if (it->second.failure != nullptr) {
-    FutureTable::sendError(channel_.get(), wanted.future(), it->second.failure.get());
-    return true;
-  }
-  const TensorLayout* layout = it->second.layout;
+  const TensorLayout* layout = source->layout;
   const DeviceMesh& deviceMesh = layout->mesh->mesh;
   const GroupId group = layout->mesh->group;
   if (!canAppend(group) || services_->futures->openBytes(id_) > kMaxOpenValueBytes) return false;
   absl::Status status = services_->executor->error(group);
   if (status.ok() && wanted.local()) status = deviceMesh.coordinate(wanted.rank()).status();
-  OperandId operand = it->second.id;
+  OperandId operand = source->id;
   const bool gather = !wanted.local() && !isAllReplicate(layout->placements);
   PlannedOperator* plan = nullptr;
   if (status.ok() && gather) {
@@ -736,7 +444,8 @@ bool ClientSession::get(const v1::Command& command) {
     FutureTable::sendError(channel_.get(), wanted.future(), fail(status, "get", command.site()).get());
     return true;
   }
-  if (plan != nullptr) operand = publish(plan, {&operand, 1}, command.site());
+  OperatorNumber number = 0;
+  if (plan != nullptr) operand = publish(plan, {&operand, 1}, command.site(), &number);
   groups_.insert(group);
   v1::Fetch* fetch = services_->executor->appendCommand(group)->mutable_fetch();
   fetch->set_operand(operand);
@@ -748,28 +457,25 @@ bool ClientSession::get(const v1::Command& command) {
 }
 
 void ClientSession::describe(const v1::Describe& describe) {
-  const auto it = tensors_.find(describe.tensor());
-  if (it == tensors_.end()) {
-    return FutureTable::sendError(channel_.get(), describe.future(),
-                                  unknownTensor(describe.tensor(), "describe", 0).get());
+  const SessionTensor* operand = tensors_.find(describe.tensor());
+  if (OperandFailurePtr failure =
+          operand == nullptr ? unknownTensor(describe.tensor(), "describe", 0) : operand->failure();
+      failure != nullptr) {
+    return FutureTable::sendError(channel_.get(), describe.future(), failure.get());
   }
-  if (it->second.failure != nullptr) {
-    return FutureTable::sendError(channel_.get(), describe.future(), it->second.failure.get());
-  }
-  const TensorLayout* layout = it->second.layout;
+  const TensorLayout* layout = operand->layout;
   auto message = std::make_shared<v1::DaemonMessage>();
   v1::FutureResult* result = message->mutable_result();
   result->set_future(describe.future());
   toWire(layout->meta, result->mutable_meta());
   toWire(layout->placements, result->mutable_placements());
-  for (const auto& [number, placedOn] : meshes_) {
-    if (placedOn == layout->mesh) result->set_mesh(number);
-  }
+  result->set_mesh(definitions_.idOf(layout->mesh));
   result->set_done(true);
   channel_->send(std::move(message));
 }
 
 bool ClientSession::synchronize(const v1::Synchronize& synchronize) {
+  if (!checkNumbers(groups_.size())) return true;
   for (const GroupId group : groups_) {
     if (!canAppend(group)) return false;
   }
@@ -786,12 +492,15 @@ bool ClientSession::synchronize(const v1::Synchronize& synchronize) {
   return true;
 }
 
+void ClientSession::cancel(FutureId future) {
+  services_->futures->cancel(id_, future);
+  // Nobody hears the error that a synchronize would tell: the next one does.
+  absl::erase_if(fences_, [&](const auto& entry) { return entry.second.pending->future == future; });
+}
+
 void ClientSession::finishSynchronize(FutureId future) {
-  for (const OperandFailurePtr& failure : unobserved_) {
-    if (failure->observed) continue;
-    FutureTable::sendError(channel_.get(), future, failure.get());
-    std::erase_if(unobserved_, [](const OperandFailurePtr& f) { return f->observed; });
-    return;
+  if (const OperandFailurePtr failure = failures_.takeUnobserved(); failure != nullptr) {
+    return FutureTable::sendError(channel_.get(), future, failure.get());
   }
   sendResult(channel_.get(), future, nullptr);
 }
@@ -810,7 +519,7 @@ void ClientSession::failBrokenGroups(Rank rank) {
     const auto current = it++;
     const absl::Status& error = services_->executor->error(*current);
     if (error.ok()) continue;
-    remember(std::make_shared<OperandFailure>(OperandFailure{error, "", rank, ""}));
+    failures_.remember(std::make_shared<OperandFailure>(OperandFailure{error, "", rank, ""}));
     groups_.erase(current);
   }
   std::vector<std::uint64_t> ended;
@@ -820,16 +529,12 @@ void ClientSession::failBrokenGroups(Rank rank) {
   for (const std::uint64_t fence : ended) fenceReached(fence);
 }
 
-void ClientSession::release(const v1::Release& release) {
+void ClientSession::release(absl::Span<const TensorId> tensors) {
   absl::flat_hash_map<GroupId, std::vector<OperandId>> released;
-  for (const TensorId tensor : release.tensors()) {
-    const auto it = tensors_.find(tensor);
-    if (it == tensors_.end()) continue;
-    const Operand operand = std::move(it->second);
-    tensors_.erase(it);
+  for (const TensorId tensor : tensors) {
+    const SessionTensor operand = tensors_.remove(tensor);
     if (operand.id == 0) continue;
-    tensorBytes_ -= static_cast<std::uint64_t>(operand.layout->meta.bytes());
-    failedOperands_.erase(operand.id);
+    failures_.forget(operand.id);
     released[operand.layout->mesh->group].push_back(operand.id);
   }
   for (const auto& [group, operands] : released) services_->executor->discard(group, operands);
@@ -839,9 +544,7 @@ void ClientSession::close() {
   closed_ = true;
   request_.reset();
   services_->futures->dropSession(id_);
-  v1::Release all;
-  for (const auto& [tensor, operand] : tensors_) all.add_tensors(tensor);
-  release(all);
+  release(tensors_.ids());
   services_->executor->flush();
 }
 
@@ -855,9 +558,9 @@ v1::SessionStatus ClientSession::status() const {
   status.set_age_ms(
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - opened_).count());
   status.set_tensors(tensors_.size());
-  status.set_tensor_bytes(static_cast<std::int64_t>(tensorBytes_));
+  status.set_tensor_bytes(static_cast<std::int64_t>(tensors_.bytes()));
   status.set_operators(operators_);
-  status.set_failed(failed_);
+  status.set_failed(failures_.count());
   status.set_futures(services_->futures->pendingOf(id_) + fences_.size());
   return status;
 }

@@ -74,6 +74,7 @@ class Supervisor::Impl {
   std::vector<WorkerSnapshot> snapshot();
   std::vector<std::string> lastLines(Rank rank);
   void expectExits();
+  void end(Rank rank);
   void terminateAll(milliseconds grace);
 
  private:
@@ -186,6 +187,12 @@ std::vector<std::string> Supervisor::Impl::lastLines(Rank rank) {
   const auto it = workers_.find(rank);
   if (it == workers_.end()) return {};
   return it->second.handle != nullptr ? it->second.handle->lastLines() : it->second.lastLines;
+}
+
+void Supervisor::Impl::end(Rank rank) {
+  const std::lock_guard lock(mutex_);
+  const auto it = workers_.find(rank);
+  if (it != workers_.end() && it->second.handle != nullptr) it->second.handle->terminate(true);
 }
 
 void Supervisor::Impl::expectExits() {
@@ -339,6 +346,7 @@ absl::Status Supervisor::launch(const WorkerSpec& spec) { return impl_->launch(s
 void Supervisor::markReady(Rank rank) { impl_->markReady(rank); }
 std::vector<WorkerSnapshot> Supervisor::snapshot() const { return impl_->snapshot(); }
 std::vector<std::string> Supervisor::lastLines(Rank rank) const { return impl_->lastLines(rank); }
+void Supervisor::end(Rank rank) { impl_->end(rank); }
 void Supervisor::expectExits() { impl_->expectExits(); }
 void Supervisor::terminateAll(milliseconds grace) { impl_->terminateAll(grace); }
 

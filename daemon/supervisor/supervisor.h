@@ -56,6 +56,8 @@ class Supervisor {
   std::vector<WorkerSnapshot> snapshot() const;
   /// Last log lines of a worker, for the message about one that did not come up.
   std::vector<std::string> lastLines(Rank rank) const;
+  /// Ends a worker that cannot be trusted any more (SIGKILL; in thread mode it is asked). Does nothing for a dead one.
+  void end(Rank rank);
   /// The workers are about to be sent Shutdown: from now on their ends are no losses. Idempotent.
   void expectExits();
   /// Expects exits, waits up to `grace` for all to end by themselves, then SIGTERM, a second later SIGKILL.

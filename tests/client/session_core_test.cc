@@ -17,7 +17,7 @@ namespace {
 class Harness {
  public:
   Harness()
-      : core(std::make_shared<SessionCore>()), world(core->mesh(*DeviceMesh::create(DeviceType::kCpu, {2}, {0, 1}))) {}
+      : core(std::make_shared<SessionCore>()), world(*core->mesh(*DeviceMesh::create(DeviceType::kCpu, {2}, {0, 1}))) {}
   ~Harness() { core->end(absl::UnavailableError("the test is over")); }
 
   /// All commands appended so far, in order.
@@ -160,7 +160,7 @@ TEST_CASE("A tensor is released after its last use, once, and neighbours share a
 
 TEST_CASE("A factory names its mesh; the default is all workers, replicated") {
   Harness harness;
-  const Mesh one = harness.core->mesh(*DeviceMesh::create(DeviceType::kCpu, {1}, {1}));
+  const Mesh one = *harness.core->mesh(*DeviceMesh::create(DeviceType::kCpu, {1}, {1}));
   harness.core->callOne("aten::ones", {Sizes{8}}, {}, harness.world, std::source_location::current());
   harness.core->callOne("aten::ones", {Sizes{8}}, {{}, one, {Placement::shard(0)}}, harness.world,
                         std::source_location::current());
@@ -173,7 +173,7 @@ TEST_CASE("A factory names its mesh; the default is all workers, replicated") {
   CHECK(templates[0].define_template().placements_size() == 0);
   CHECK(templates[1].define_template().mesh() == meshes[1].define_mesh().id());
   CHECK(templates[1].define_template().placements(0).shard() == 0);
-  CHECK(harness.core->mesh(one.device()).device() == one.device());
+  CHECK(harness.core->mesh(one.device())->device() == one.device());
   CHECK(harness.sent().empty());  // a mesh is defined once
 }
 

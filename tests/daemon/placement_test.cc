@@ -32,9 +32,11 @@ class Bench {
  private:
   PlacedMesh mesh_{*DeviceMesh::create(DeviceType::kCpu, {2}, {0, 1}), 1};
   LayoutTable layouts_;
-  Planner planner_{&layouts_, [](const std::string& op, const std::vector<Value>& arguments,
-                                 absl::Span<const TensorMeta* const> inputs) {
-                     return inferMeta(*findOperator(op), arguments, inputs);
+  Planner planner_{&layouts_, [this](const MetadataQuestion& question) {
+                     std::vector<const TensorMeta*> inputs;
+                     for (const TensorMeta& input : question.inputs) inputs.push_back(&input);
+                     planner_.answered(question.number,
+                                       inferMeta(*findOperator(question.op), question.arguments, inputs));
                    }};
   std::vector<std::unique_ptr<OperatorTemplate>> templates_;
 };

@@ -123,6 +123,9 @@ TEST_CASE("metadata without data: Meta kernels, pointwise operators without one,
 TEST_CASE("operators that read files or trust their indices are denied") {
   CHECK(absl::IsPermissionDenied(checkAllowed("aten::from_file")));
   CHECK(absl::IsPermissionDenied(checkAllowed("aten::_sparse_coo_tensor_unsafe")));
+  CHECK(absl::IsPermissionDenied(checkAllowed("aten::_reshape_alias_copy")));
+  CHECK(absl::IsPermissionDenied(checkAllowed("aten::_nested_view_from_buffer_copy.out")));
+  CHECK(absl::IsPermissionDenied(checkAllowed("inductor::_alloc_from_pool")));
   CHECK(checkAllowed("aten::mm").ok());
 }
 

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "client/cpp/operator_error.h"
 #include "client/cpp/operators.h"
 #include "client/cpp/session.h"
 #include "tests/catch.h"
@@ -174,6 +175,45 @@ TEST_CASE("what is a copy of the whole tensor is a copy on every rank") {
   REQUIRE(value.ok());
   const auto kept = *value->values<float>();
   CHECK(std::equal(kept.begin(), kept.end(), values.begin(), values.end()));
+}
+
+TEST_CASE("memory that was not written as the program thinks is lost, through every view of it") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+  const std::vector<std::int64_t> values = {8, 8, 8, 8};
+  const std::vector<std::int64_t> divisors = {2, 2, 2, 0};  // only the last rank cannot
+  const auto sharded = [&](const std::vector<std::int64_t>& host) {
+    return session->put(HostView::of(host, {4}), session->mesh(), {Placement::shard(0)});
+  };
+  const Tensor x = sharded(values);
+  const Tensor other = sharded(values);
+  const Tensor before = session->call("aten::unsqueeze", {x, 1});
+  const Tensor copy = session->call("aten::clone", {x});
+  session->call("aten::remainder_.Tensor", {x, sharded(divisors)});
+  const Tensor after = session->call("aten::unsqueeze", {x, 1});
+  // Those that were on their way when the rank failed, and those that are called when the daemon knows of it.
+  for (int round = 0; round < 2; ++round) {
+    for (const Tensor& tensor : {x, before, after, session->call("aten::add.Tensor", {before, 1}),
+                                 session->call("aten::unsqueeze", {before, 0})}) {
+      const absl::Status error = errorOf(tensor);
+      CHECK(mentions(error, "aten::remainder_.Tensor"));
+      REQUIRE(operatorError(error).has_value());
+      CAPTURE(error, operatorError(error)->rank.value_or(-1));
+      CHECK(operatorError(error)->rank == 1);
+      // Rank 0 has divided its part: nobody may take that for the tensor's value.
+      CHECK(mentions(tensor.getLocal(0).wait(kDeadline).status(), "aten::remainder_.Tensor"));
+    }
+  }
+  for (const Tensor& whole : {copy, other}) {
+    const auto value = whole.get().wait(kDeadline);
+    REQUIRE(value.ok());
+    CHECK(std::equal(values.begin(), values.end(), value->values<std::int64_t>()->begin()));
+  }
+  // What was refused before it reached a worker is lost in the same way.
+  const Tensor view = session->call("aten::unsqueeze", {other, 1});
+  session->call("aten::add_.Tensor", {other, x});
+  CHECK(mentions(errorOf(view), "aten::remainder_.Tensor"));
+  checkAlive(*session);
 }
 
 TEST_CASE("a Partial is added up in its own arithmetic, or its operator refused") {

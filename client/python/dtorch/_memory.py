@@ -74,7 +74,8 @@ def view(value):
 
 
 def view_of_capsule(value):
-    value = value.detach() if hasattr(value, "detach") else value
+    for resolve in ("detach", "resolve_conj", "resolve_neg"):  # PyTorch exports what lies in memory, not what is meant
+        value = getattr(value, resolve)() if hasattr(value, resolve) else value
     device_type, _ = value.__dlpack_device__()
     if device_type != DL_CPU:
         raise TypeError(f"the memory is on a device of DLPack type {device_type}, not on this host")

@@ -1,0 +1,45 @@
+#include "daemon/placement/metadata_service.h"
+
+#include <pthread.h>
+
+#include <utility>
+
+namespace dtorch {
+
+MetadataService::MetadataService(std::function<void(std::uint64_t, MetadataAnswer)> onAnswer)
+    : onAnswer_(std::move(onAnswer)), thread_([this] { run(); }) {}
+
+MetadataService::~MetadataService() {
+  {
+    const absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  process_.cancel();
+  thread_.join();
+}
+
+void MetadataService::ask(MetadataQuestion question) {
+  const absl::MutexLock lock(&mutex_);
+  questions_.push_back(std::move(question));
+}
+
+void MetadataService::run() {
+  ::pthread_setname_np(::pthread_self(), "metadata");
+  process_.prepare();
+  const auto due = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_ || !questions_.empty(); };
+  for (;;) {
+    MetadataQuestion question;
+    {
+      const absl::MutexLock lock(&mutex_);
+      mutex_.Await(absl::Condition(&due));
+      if (stopping_) return;
+      question = std::move(questions_.front());
+      questions_.pop_front();
+    }
+    std::vector<const TensorMeta*> inputs;
+    for (const TensorMeta& input : question.inputs) inputs.push_back(&input);
+    onAnswer_(question.number, process_.infer(question.op, question.arguments, inputs));
+  }
+}
+
+}  // namespace dtorch

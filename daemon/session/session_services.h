@@ -1,0 +1,33 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/node_hash_map.h"
+#include "core/device_mesh.h"
+#include "daemon/executor/executor.h"
+#include "daemon/graph/tensor_layout.h"
+#include "daemon/placement/operator_template.h"
+#include "daemon/placement/planner.h"
+#include "daemon/session/future_table.h"
+#include "daemon/session/tensor_table.h"
+
+namespace dtorch {
+
+/// Counts and tables shared by all sessions of a daemon. Thread: the controller loop's.
+struct SessionServices {
+  LayoutTable* layouts = nullptr;
+  Planner* planner = nullptr;
+  Executor* executor = nullptr;
+  FutureTable* futures = nullptr;
+  int worldSize = 0;
+  SessionLimits limits;
+  std::uint64_t failed = 0;  // operators, over all sessions
+  absl::node_hash_map<DeviceMesh, PlacedMesh> meshes;
+  /// By name, arguments and mesh, serialised: sessions that call the same share plans.
+  absl::flat_hash_map<std::string, std::shared_ptr<const OperatorTemplate>> templates;
+  std::size_t templateBytes = 0;  // of the keys, on the wire; arguments take up to 32 times as much in memory
+};
+
+}  // namespace dtorch

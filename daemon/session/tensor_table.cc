@@ -1,0 +1,129 @@
+#include "daemon/session/tensor_table.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace dtorch {
+namespace {
+
+// Failed tensors are under no quota of their own, but not without end.
+constexpr std::size_t kSpareFailed = 1u << 16;
+
+std::uint64_t bytesOf(const TensorLayout* layout) {
+  return layout == nullptr ? 0 : static_cast<std::uint64_t>(layout->meta.bytes());
+}
+
+std::uint64_t addUpToMax(std::uint64_t a, std::uint64_t b) {
+  return a > std::numeric_limits<std::uint64_t>::max() - b ? std::numeric_limits<std::uint64_t>::max() : a + b;
+}
+
+}  // namespace
+
+const SessionTensor* TensorTable::find(TensorId tensor) const {
+  const auto it = tensors_.find(tensor);
+  return it == tensors_.end() ? nullptr : &it->second;
+}
+
+absl::Status TensorTable::checkNew(TensorId first, std::uint32_t count) const {
+  if (tensors_.size() + count > limits_.maxTensors + kSpareFailed) {
+    return absl::ResourceExhaustedError(
+        "the session holds more failed tensors than session.max_tensors: release some");
+  }
+  for (TensorId tensor = first; tensor != first + count; ++tensor) {
+    if (tensor != 0 && !tensors_.contains(tensor)) continue;
+    return absl::InvalidArgumentError(absl::StrCat("tensor id ", tensor, " is 0, or in use already"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TensorTable::checkQuota(absl::Span<const TensorLayout* const> added) const {
+  std::uint64_t bytes = addUpToMax(bytes_, bytesOf(incoming_));
+  const std::size_t tensors = tensors_.size() + added.size() + (incoming_ == nullptr ? 0 : 1);
+  for (const TensorLayout* layout : added) bytes = addUpToMax(bytes, bytesOf(layout));
+  if (tensors > limits_.maxTensors) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the session would hold more than session.max_tensors = ", limits_.maxTensors, " tensors; release some"));
+  }
+  if (bytes > limits_.maxBytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("the session would hold ", bytes,
+                                                     " bytes, more than session.max_bytes = ", limits_.maxBytes,
+                                                     "; release some tensors"));
+  }
+  return absl::OkStatus();
+}
+
+void TensorTable::add(TensorId tensor, SessionTensor operand) {
+  bytes_ += bytesOf(operand.layout);
+  tensors_.emplace(tensor, std::move(operand));
+}
+
+void TensorTable::addFailed(TensorId first, std::uint32_t count, const OperandFailurePtr& failure) {
+  for (std::uint32_t i = 0; i < count; ++i) add(first + i, {0, nullptr, failure, nullptr});
+}
+
+SessionTensor TensorTable::remove(TensorId tensor) {
+  const auto it = tensors_.find(tensor);
+  if (it == tensors_.end()) return {};
+  SessionTensor operand = std::move(it->second);
+  tensors_.erase(it);
+  bytes_ -= bytesOf(operand.layout);
+  return operand;
+}
+
+std::shared_ptr<OperandMemory> TensorTable::memoryOf(TensorId tensor) {
+  SessionTensor& operand = tensors_.at(tensor);
+  if (operand.memory == nullptr) operand.memory = std::make_shared<OperandMemory>();
+  return operand.memory;
+}
+
+void TensorTable::failMemory(TensorId tensor, const OperandFailurePtr& failure) {
+  const auto it = tensors_.find(tensor);
+  if (it == tensors_.end() || it->second.failure() != nullptr) return;
+  if (it->second.memory == nullptr) {
+    it->second.error = failure;
+  } else {
+    it->second.memory->failure = failure;
+  }
+}
+
+void TensorTable::addWriter(OperatorNumber number, GroupId group, std::shared_ptr<OperandMemory> memory,
+                            const Executor& executor) {
+  std::deque<Writer>& writers = writers_[group];
+  while (!writers.empty() && writers.front().number < executor.oldestInFlight(group)) writers.pop_front();
+  writers.push_back({number, std::move(memory)});
+}
+
+void TensorTable::writerFailed(OperatorNumber number, const OperandFailurePtr& failure) {
+  const auto before = [](const Writer& writer, OperatorNumber wanted) { return writer.number < wanted; };
+  for (const auto& [group, writers] : writers_) {
+    auto it = std::lower_bound(writers.begin(), writers.end(), number, before);
+    for (; it != writers.end() && it->number == number; ++it) {
+      if (it->memory->failure == nullptr) it->memory->failure = failure;
+    }
+  }
+}
+
+std::vector<TensorId> TensorTable::ids() const {
+  std::vector<TensorId> all;
+  all.reserve(tensors_.size());
+  for (const auto& [tensor, operand] : tensors_) all.push_back(tensor);
+  return all;
+}
+
+absl::flat_hash_set<OperandId> TensorTable::operands() const {
+  absl::flat_hash_set<OperandId> held;
+  for (const auto& [tensor, operand] : tensors_) held.insert(operand.id);
+  return held;
+}
+
+void TensorTable::addUsed(absl::flat_hash_set<const TensorLayout*>& layouts) const {
+  for (const auto& [tensor, operand] : tensors_) {
+    if (operand.layout != nullptr) layouts.insert(operand.layout);
+  }
+  if (incoming_ != nullptr) layouts.insert(incoming_);
+}
+
+}  // namespace dtorch

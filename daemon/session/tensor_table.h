@@ -1,0 +1,92 @@
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "core/ids.h"
+#include "daemon/executor/executor.h"
+#include "daemon/graph/tensor_layout.h"
+#include "daemon/session/operand_failure.h"
+
+namespace dtorch {
+
+/// Memory on the workers that several tensors stand for, or that operators write to.
+struct OperandMemory {
+  /// Why it does not hold what the program thinks it does: a writer was refused, or failed on some rank.
+  OperandFailurePtr failure;
+};
+
+/// A tensor of a session: what is known of it on the daemon.
+struct SessionTensor {
+  OperandId id = 0;  // 0: no worker has it, because of `error`
+  const TensorLayout* layout = nullptr;
+  OperandFailurePtr error;                // its own
+  std::shared_ptr<OperandMemory> memory;  // null: no other tensor shares it, and nothing has written to it
+
+  /// Why it has no value; null: it has one, or will.
+  const OperandFailurePtr& failure() const {
+    return error == nullptr && memory != nullptr ? memory->failure : error;
+  }
+};
+
+struct SessionLimits {
+  std::size_t maxTensors = 0;  // session.max_tensors
+  std::uint64_t maxBytes = 0;  // session.max_bytes
+};
+
+/// The tensors of one session, which of them share memory, and what they take.
+///
+/// Thread: the controller loop's.
+class TensorTable {
+ public:
+  explicit TensorTable(const SessionLimits& limits) : limits_(limits) {}
+
+  /// Null: not a tensor of this session.
+  const SessionTensor* find(TensorId tensor) const;
+  /// Whether tensors can be made under these ids. INVALID_ARGUMENT: one is 0 or in use; RESOURCE_EXHAUSTED: too many
+  /// failed ones.
+  absl::Status checkNew(TensorId first, std::uint32_t count) const;
+  /// RESOURCE_EXHAUSTED: with `added` (and what is on its way) the session would hold too much.
+  absl::Status checkQuota(absl::Span<const TensorLayout* const> added) const;
+  /// A tensor that is on its way in counts as held.
+  void setIncoming(const TensorLayout* layout) { incoming_ = layout; }
+
+  void add(TensorId tensor, SessionTensor operand);
+  /// Tensors without a value.
+  void addFailed(TensorId first, std::uint32_t count, const OperandFailurePtr& failure);
+  SessionTensor remove(TensorId tensor);
+
+  /// The memory of `tensor`, which another one is about to share or an operator to write to.
+  std::shared_ptr<OperandMemory> memoryOf(TensorId tensor);
+  /// Fails `tensor` and all that share memory with it: whoever reads what was not written must hear of it.
+  void failMemory(TensorId tensor, const OperandFailurePtr& failure);
+  /// `number` will write to the memory; remembered until every rank of `group` has done it.
+  void addWriter(OperatorNumber number, GroupId group, std::shared_ptr<OperandMemory> memory, const Executor& executor);
+  /// `number` has failed on some rank: what it was to write to is lost.
+  void writerFailed(OperatorNumber number, const OperandFailurePtr& failure);
+
+  std::size_t size() const { return tensors_.size(); }
+  std::uint64_t bytes() const { return bytes_; }
+  std::vector<TensorId> ids() const;
+  /// The operands that tensors stand for.
+  absl::flat_hash_set<OperandId> operands() const;
+  void addUsed(absl::flat_hash_set<const TensorLayout*>& layouts) const;
+
+ private:
+  struct Writer {
+    OperatorNumber number;
+    std::shared_ptr<OperandMemory> memory;
+  };
+  const SessionLimits limits_;
+  absl::flat_hash_map<TensorId, SessionTensor> tensors_;
+  std::uint64_t bytes_ = 0;
+  const TensorLayout* incoming_ = nullptr;
+  absl::flat_hash_map<GroupId, std::deque<Writer>> writers_;  // in the order of their numbers
+};
+
+}  // namespace dtorch
