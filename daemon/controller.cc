@@ -111,7 +111,7 @@ SessionId Controller::onOpen(std::shared_ptr<SessionChannel> channel) {
 void Controller::onRequest(SessionId session, std::unique_ptr<ClientRequest> request) {
   {
     absl::MutexLock lock(&queueMutex_);
-    queue_.emplace_back(std::in_place_type<Requested>, session, std::move(request));
+    queue_.push_back(Requested{session, std::move(request)});
   }
   // This thread does the loop's work, unless the loop is at it: to wake another thread takes longer than to plan.
   if (waitingForStatus_ > 0 || !mutex_.TryLock()) {
@@ -285,7 +285,7 @@ void Controller::handleOnLoop(Event event) {
                         },
                         [&](WorkerExited& exited) {
                           workerLostOnLoop(exited.rank, absl::UnavailableError(absl::StrCat(
-                                                            "worker ", exited.rank, " is gone: ", exited.detail)));
+                                                            "worker ", exited.rank, " is gone until dtorchd is restarted: ", exited.detail)));
                         }},
              event);
 }

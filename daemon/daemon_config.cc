@@ -46,6 +46,10 @@ absl::Status resolve(DaemonConfig& config, const ConfigOrigins& origins, const C
     const auto cores = static_cast<std::int64_t>(std::thread::hardware_concurrency());
     config.workersThreads = std::max<std::int64_t>(1, cores / config.workersCount);
   }
+  if (config.workersMemory.bytes == 0) {
+    const std::int64_t memory = std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
+    config.workersMemory.bytes = memory / 5 * 4 / config.workersCount;
+  }
   if (config.workerBinary.empty()) config.workerBinary = defaultWorkerBinary();
   if (config.heartbeatSilentAfter <= config.heartbeatInterval) {
     return configError("heartbeat.silent_after", absl::StrCat(config.heartbeatSilentAfter.count(), "ms"),
@@ -79,6 +83,11 @@ const ConfigTable<DaemonConfig>& daemonConfigTable() {
            {{"process", WorkerMode::kProcess}, {"thread", WorkerMode::kThread}},
            "each worker is a process, or a thread of the daemon"},
           {"workers.threads", &C::workersThreads, {0, 1024}, "kernel threads a worker; 0: cores / workers"},
+          {"workers.memory",
+           &C::workersMemory,
+           {{0}, {1LL << 50}},
+           "bytes that a worker process's tensors of 64 KiB and more may hold, temporaries of kernels included; 0: four "
+           "fifths of the machine's memory / workers"},
           {"workers.start_timeout",
            &C::workersStartTimeout,
            {milliseconds(100), hours(1)},
@@ -99,7 +108,9 @@ const ConfigTable<DaemonConfig>& daemonConfigTable() {
            "bytes of messages sent to workers and not yet done, before clients are slowed"},
           {"session.max_message", &C::sessionMaxMessage, {{32 << 20}, {1LL << 30}}, "largest message of a client"},
           {"session.max_tensors", &C::sessionMaxTensors, {1, 1LL << 40}, "tensors that a session may hold"},
-          {"session.max_bytes", &C::sessionMaxBytes, {{1 << 20}, {1LL << 50}}, "tensor bytes that a session may hold, each tensor counted once"},
+          {"session.max_bytes", &C::sessionMaxBytes,
+           {{1 << 20}, {1LL << 50}},
+           "tensor bytes that a session may hold, each tensor counted once"},
           {"comm.timeout", &C::commTimeout, {milliseconds(10), hours(24)}, "time limit of one collective"},
           {"log.level",
            &C::logLevel,

@@ -34,6 +34,7 @@ struct DaemonConfig {
   std::int64_t sessionMaxTensors = 1 << 20;
   ByteSize sessionMaxBytes{64LL << 30};
 
+  ByteSize workersMemory{0};
   std::chrono::milliseconds commTimeout = std::chrono::seconds(600);
   LogLevel logLevel = LogLevel::kInfo;
   std::string logFile;

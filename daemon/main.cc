@@ -128,6 +128,7 @@ class Daemon {
       spec.threads = static_cast<int>(config_.workersThreads);
       spec.heartbeatInterval = config_.heartbeatInterval;
       spec.commTimeout = config_.commTimeout;
+      spec.memoryLimit = static_cast<std::uint64_t>(config_.workersMemory.bytes);
       if (absl::Status status = supervisor_->launch(spec); !status.ok()) return status;
     }
     return waitForWorkers();

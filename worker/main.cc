@@ -39,6 +39,7 @@ int main(int argc, char** argv) {
   app.add_option("--threads", options.threads, "threads that a kernel may use")->capture_default_str();
   app.add_option("--heartbeat-interval-ms", heartbeatIntervalMs)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--comm-timeout-ms", commTimeoutMs)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--memory-limit", options.memoryLimit, "bytes that its large tensors may hold; 0: no limit");
   app.add_option("--lifetime-fd", lifetimeFd, "a pipe that the daemon holds open: the worker ends with it");
   app.set_version_flag("--version", std::string("dtorch-worker ") + dtorch::kDtorchVersion);
   CLI11_PARSE(app, argc, argv);
@@ -47,6 +48,7 @@ int main(int argc, char** argv) {
 
   logToStderr(options.rank);
   dtorch::installSharedAllocator();  // peers read large tensors where they are
+  if (options.memoryLimit > 0) dtorch::limitSharedAllocator(options.memoryLimit);
   dtorch::ProcessWatcher watcher(lifetimeFd);
   absl::StatusOr<std::unique_ptr<dtorch::Worker>> worker = dtorch::Worker::start(options);
   if (!worker.ok()) {

@@ -164,8 +164,9 @@ absl::Status Plan::decodeConvert(const v1::ConvertStep& wire) {
   const auto read = [&](const auto& placements, Placements* out) -> absl::Status {
     absl::StatusOr<Placements> decoded = fromWire(placements);
     if (decoded.ok()) decoded = normalize(*std::move(decoded), mesh.dims(), static_cast<int>(action.shape.size()));
-    if (decoded.ok()) *out = *std::move(decoded);
-    return decoded.status();
+    if (!decoded.ok()) return decoded.status();
+    *out = *std::move(decoded);
+    return absl::OkStatus();
   };
   if (absl::Status status = read(wire.from(), &action.from); !status.ok()) return status;
   if (absl::Status status = read(wire.to(), &action.to); !status.ok()) return status;

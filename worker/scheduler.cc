@@ -102,7 +102,7 @@ absl::Status Scheduler::runPlan(const v1::WorkerCommand& command, OperatorNumber
     const bool last = i + 1 == plan.segments.size();
     Ticket needed = previous;
     for (const std::uint32_t input : segment.inputs) {
-      const Operand& operand = *operands[input];
+      const Operand& operand = *operands[input];  // NOLINT(bugprone-use-after-move): the last round moves them
       if (operand.producer != segment.stream) needed = std::max(needed, operand.ticket);
     }
     previous = nextTicket(segment.stream);

@@ -26,6 +26,8 @@ struct WorkerOptions {
   int threads = 1;
   std::chrono::milliseconds heartbeatInterval{1000};
   std::chrono::milliseconds commTimeout{600000};
+  /// What its large tensors may hold together, in bytes; 0: no limit. Of a process, not of a thread.
+  std::uint64_t memoryLimit = 0;
 };
 
 /// One rank: receives frames, runs their operators on its streams, reports back and sends heartbeats. The same class is

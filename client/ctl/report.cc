@@ -19,7 +19,7 @@ std::string formatBytes(std::int64_t bytes) {
   std::size_t unit = 0;
   auto value = static_cast<double>(bytes);
   for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
-  return absl::StrFormat(unit == 0 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
+  return unit == 0 ? absl::StrFormat("%.0f %s", value, kUnits[unit]) : absl::StrFormat("%.1f %s", value, kUnits[unit]);
 }
 
 std::string formatDuration(std::int64_t ms) {

@@ -42,6 +42,8 @@ std::vector<std::string> commandLine(const std::string& binary, const WorkerSpec
           absl::StrCat(spec.heartbeatInterval.count()),
           "--comm-timeout-ms",
           absl::StrCat(spec.commTimeout.count()),
+          "--memory-limit",
+          absl::StrCat(spec.memoryLimit),
           "--lifetime-fd",
           absl::StrCat(kLifetimeFd)};
 }

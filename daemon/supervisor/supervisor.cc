@@ -267,8 +267,8 @@ void Supervisor::Impl::onExited(std::uint64_t serial) {
     spdlog::info("worker {} ended, {}", rank, detail);
     return;
   }
-  spdlog::error("worker {} is lost, {}", rank, detail);
-  onExit_(rank, lines.empty() ? detail : absl::StrCat(detail, "; its last lines:\n  ", absl::StrJoin(lines, "\n  ")));
+  spdlog::error("worker {} is lost, {}; its last lines:\n  {}", rank, detail, absl::StrJoin(lines, "\n  "));
+  onExit_(rank, detail);
 }
 
 bool Supervisor::Impl::onBeat(const v1::Heartbeat& beat) {

@@ -42,7 +42,7 @@ struct SupervisorOptions {
 class Supervisor {
  public:
   /// `onExit(rank, detail)` is told once of every worker that ends without terminateAll(); detail has pid, code or
-  /// signal and the last log lines. It must not wait for the supervisor: no exit is seen until it returns.
+  /// signal; the last log lines are in the log. It must not wait for the supervisor: no exit is seen until it returns.
   static absl::StatusOr<std::unique_ptr<Supervisor>> start(const SupervisorOptions& options,
                                                            std::unique_ptr<WorkerLauncher> launcher,
                                                            std::function<void(Rank, std::string)> onExit);

@@ -148,7 +148,7 @@ TEST_CASE("A tensor is released after its last use, once, and neighbours share a
   Harness harness;
   {
     const Tensor x = harness.put(1);
-    Tensor copy = x;
+    const Tensor copy = x;  // NOLINT(performance-unnecessary-copy-initialization)
     const Tensor y = add(x, x);
     CHECK(select(harness.sent(), [](const v1::Command& c) { return c.has_release(); }).empty());
   }

@@ -108,10 +108,10 @@ TEST_CASE("errors arrive with code and text") {
   REQUIRE(server->resolve(ticket.id, why).ok());
   CHECK(statusOf(std::move(waiting)) == why);
   const ValueTicket dropped = server->announce();
-  waiting = fetch(*client, dropped.id);
-  CHECK(waiting.wait_for(std::chrono::milliseconds(20)) == std::future_status::timeout);
+  auto withdrawn = fetch(*client, dropped.id);
+  CHECK(withdrawn.wait_for(std::chrono::milliseconds(20)) == std::future_status::timeout);
   server->withdraw(dropped.id);
-  CHECK(absl::IsAborted(statusOf(std::move(waiting))));
+  CHECK(absl::IsAborted(statusOf(std::move(withdrawn))));
 }
 
 TEST_CASE("either end may leave") {

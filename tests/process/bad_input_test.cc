@@ -1,4 +1,5 @@
 // What a client does wrong costs it a status that says what to do; the daemon, its workers and other sessions go on.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -175,6 +176,101 @@ TEST_CASE("what is a copy of the whole tensor is a copy on every rank") {
   REQUIRE(value.ok());
   const auto kept = *value->values<float>();
   CHECK(std::equal(kept.begin(), kept.end(), values.begin(), values.end()));
+}
+
+TEST_CASE("the first cause is named, whichever rank says first that it lacks a value") {
+  DaemonFixture daemon({.workers = 4, .threads = false, .flags = {}});
+  const auto session = daemon.connect();
+  const std::vector<std::int64_t> ones(6, 1);
+  for (int i = 0; i < 20; ++i) {
+    // Only the first two ranks have a row on which the kernel can fail.
+    const Tensor x = session->put(HostView::of(ones, {2, 3}), session->mesh(), {Placement::shard(0)});
+    const absl::Status error = errorOf(session->call("aten::_softmax", {x, 1, false}));
+    const auto cause = operatorError(error);
+    REQUIRE(cause.has_value());
+    CHECK(cause->operatorName == "aten::_softmax");
+    CHECK(cause->rank.value_or(-1) <= 1);
+    CHECK(cause->site.find("bad_input_test.cc") != std::string::npos);
+    const auto reported = operatorError(session->synchronize().wait(kDeadline));
+    if (reported) CHECK(reported->operatorName == "aten::_softmax");
+  }
+}
+
+TEST_CASE("parts that shall be replicas of each other are") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+  const std::vector<float> one = {1, 2};
+  const std::vector<float> other = {1, 3};
+  const std::vector<HostView> same = {HostView::of(one, {2}), HostView::of(one, {2})};
+  const std::vector<HostView> different = {HostView::of(one, {2}), HostView::of(other, {2})};
+  CHECK(session->putShards(same, {2}, session->mesh(), {Placement::replicate()}).get().wait(kDeadline).ok());
+  CHECK(absl::IsInvalidArgument(
+      errorOf(session->putShards(different, {2}, session->mesh(), {Placement::replicate()}))));
+  CHECK(session->putShards(different, {2}, session->mesh(), {Placement::partial()}).get().wait(kDeadline).ok());
+}
+
+TEST_CASE("what one session left in memory no other one sees") {
+  DaemonFixture daemon;
+  constexpr std::int64_t kCount = 1 << 18;  // shared memory; the small ones are malloc's
+  for (const std::int64_t count : {std::int64_t{64}, kCount}) {
+    {
+      const auto secret = daemon.connect();
+      for (int i = 0; i < 8; ++i) secret->call("aten::full", {Sizes{count}, 42.0});
+      CHECK(secret->synchronize().wait(kDeadline).ok());
+    }
+    const auto session = daemon.connect();
+    for (const char* name : {"aten::empty.memory_format", "aten::empty_strided"}) {
+      const Tensor x = name == std::string("aten::empty_strided") ? session->call(name, {Sizes{count}, Sizes{1}})
+                                                                  : session->call(name, {Sizes{count}});
+      const auto value = x.get().wait(kDeadline);
+      REQUIRE(value.ok());
+      const auto values = *value->values<float>();
+      CHECK(std::all_of(values.begin(), values.end(), [](float v) { return v == 0; }));
+    }
+    const auto refused = errorOf(session->call("aten::_reshape_alias_copy", {session->call("aten::ones", {Sizes{4}}),
+                                                                              Sizes{1 << 16}, Sizes{1}}));
+    CHECK(absl::IsPermissionDenied(refused));
+  }
+}
+
+TEST_CASE("a kernel that wants more memory than its worker may have fails alone") {
+  DaemonFixture daemon({.workers = 2, .threads = false, .flags = {"--workers.memory", "64MiB"}});
+  const auto session = daemon.connect();
+  const Tensor small = session->call("aten::ones", {Sizes{1}});
+  const Tensor wide = session->call("aten::expand", {small, Sizes{1 << 25}});
+  const absl::Status error = errorOf(session->call("aten::clone", {wide}));
+  CHECK(absl::IsResourceExhausted(error));
+  CHECK(mentions(error, "limit"));
+  for (int i = 0; i < 20; ++i) {
+    const Tensor large = session->call("aten::ones", {Sizes{8 << 20}});  // 32 MiB each: what is freed can be had again
+    CHECK(*session->call("aten::sum", {large}).get().wait(kDeadline)->item() == 8 << 20);
+  }
+  checkAlive(*session);
+}
+
+TEST_CASE("lists of ints are lists of ints, however they are written") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+  const std::vector<float> values = {1, 2, 3, 4, 5, 6};
+  const Tensor x = session->put(HostView::of(values, {3, 2}), session->mesh(), {Placement::shard(0)});
+  const Value one(std::int64_t{1});
+  for (const Value& dims : {Value(std::vector<Value>{one}), Value(Sizes{1}), one}) {
+    const auto sum = session->call("aten::sum.dim_IntList", {x, dims}).get().wait(kDeadline);
+    REQUIRE(sum.ok());
+    CHECK((*sum->values<float>())[2] == 11.0F);
+  }
+}
+
+TEST_CASE("an in-place operator works on a view that is not contiguous") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+  const std::vector<float> values = {1, std::numeric_limits<float>::quiet_NaN(), 3, 4};
+  const Tensor x = session->put(HostView::of(values, {2, 2}), session->mesh(), {});
+  const Tensor column = session->call("aten::select.int", {x, 1, 1});
+  session->call("aten::nan_to_num_", {column, 7.0});
+  const auto value = x.get().wait(kDeadline);
+  REQUIRE(value.ok());
+  CHECK((*value->values<float>())[1] == 7.0F);
 }
 
 TEST_CASE("memory that was not written as the program thinks is lost, through every view of it") {

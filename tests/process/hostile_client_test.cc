@@ -164,8 +164,8 @@ TEST_CASE("a stream that breaks the protocol ends alone, with the reason") {
     RawClient client(daemon);
     client.hello();
     v1::Command large = timesScalar(1, 1);
-    large.mutable_define_template()->set_name(std::string(40 << 20, 'x'));
-    for (std::uint32_t id = 1; id <= 7; ++id) {
+    large.mutable_define_template()->set_name(std::string(15 << 20, 'x'));
+    for (std::uint32_t id = 1; id <= 18; ++id) {
       large.mutable_define_template()->set_id(id);
       client.send(large);
     }

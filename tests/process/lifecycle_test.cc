@@ -174,6 +174,46 @@ TEST_CASE("a killed worker fails what needs it within a second, by name") {
   daemon.stop();
 }
 
+TEST_CASE("a collective that was given up costs what needs it, and no later one") {
+  DaemonFixture daemon({.flags = {"--comm.timeout", "1s"}});
+  const auto session = daemon.connect();
+  const auto gathered = [](Session& own) {
+    const std::vector<float> values = {1, 2, 3, 4};
+    return own.put(HostView::of(values, {4}), own.mesh(), {Placement::shard(0)}).get().wait(kDeadline);
+  };
+  REQUIRE(gathered(*session).ok());
+  const auto stopped = static_cast<pid_t>(daemon.status().workers(1).pid());
+  REQUIRE(kill(stopped, SIGSTOP) == 0);
+  const absl::Status late = gathered(*session).status();
+  REQUIRE(kill(stopped, SIGCONT) == 0);
+  CHECK(absl::IsDeadlineExceeded(late));
+  CHECK(std::string(late.message()).find("rank 1") != std::string::npos);
+  // What was on its way among the old groups may fail; then all is as before, for everybody.
+  CHECK(eventually([&] { return gathered(*session).ok(); }, std::chrono::seconds(5)));
+  CHECK(gathered(*daemon.connect()).ok());
+  CHECK(gathered(*session).ok());
+  CHECK(daemon.status().health() == v1::HEALTH_HEALTHY);
+
+  // A group that could not be made, because one of its ranks was busy with somebody else's work.
+  const auto other = daemon.connect();
+  const auto alone = other->mesh({0});
+  REQUIRE(alone.ok());
+  Tensor x = other->call("aten::ones", {Sizes{1200, 1200}}, {.mesh = *alone});
+  for (int i = 0; i < 60; ++i) x = other->call("aten::mm", {x, x});
+  const auto reversed = session->mesh({1, 0});
+  REQUIRE(reversed.ok());
+  const std::vector<float> pair = {1, 2};
+  const auto first = session->put(HostView::of(pair, {2}), *reversed, {Placement::shard(0)}).get().wait(kDeadline);
+  INFO(first.status());
+  CHECK((first.ok() || absl::IsDeadlineExceeded(first.status()) || absl::IsAborted(first.status())));
+  REQUIRE(x.get().wait(kDeadline).ok());
+  const auto again = [&] {
+    return session->put(HostView::of(pair, {2}), *reversed, {Placement::shard(0)}).get().wait(kDeadline).ok();
+  };
+  CHECK(eventually(again, std::chrono::seconds(5)));
+  CHECK(gathered(*session).ok());
+}
+
 TEST_CASE("workers end with a daemon that is killed, and the next one just starts") {
   DaemonFixture daemon;
   const auto session = daemon.connect();
