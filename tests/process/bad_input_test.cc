@@ -165,6 +165,30 @@ TEST_CASE("arguments that LibTorch's Meta kernels do not survive are refused") {
   CHECK(daemon.status().health() == v1::HEALTH_HEALTHY);
 }
 
+TEST_CASE("a Meta kernel that takes its time holds up its session only") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+  const auto other = daemon.connect();
+  checkAlive(*other);  // what it calls below is planned already
+  const Tensor one = session->call("aten::ones", {Sizes{1}});
+  std::vector<Tensor> slow;
+  for (int i = 0; i < 4; ++i) {
+    const Tensor wide = session->call("aten::expand", {one, Sizes{6'000'000 + i}});
+    slow.push_back(session->callMany("aten::unbind.int", {wide, 0}, 1)[0]);
+  }
+  const Future<HostTensor> last = slow.back().get();
+  int rounds = 0;
+  while (!last.poll()) {
+    const auto asked = std::chrono::steady_clock::now();
+    CHECK(daemon.status().health() == v1::HEALTH_HEALTHY);
+    checkAlive(*other);
+    CHECK(std::chrono::steady_clock::now() - asked < std::chrono::seconds(1));
+    ++rounds;
+  }
+  CHECK(rounds > 10);
+  for (const Tensor& tensor : slow) CHECK(absl::IsInvalidArgument(errorOf(tensor)));
+}
+
 TEST_CASE("what is a copy of the whole tensor is a copy on every rank") {
   DaemonFixture daemon;
   const auto session = daemon.connect();
