@@ -395,9 +395,15 @@ void Controller::onOperatorFailed(Rank rank, const v1::OperatorFailed& failed) {
     spdlog::warn("a collective was given up (see above): the workers form new groups");
     introduceOnLoop();
   }
-  if (failed.operands_size() == 0) return;
-  const auto it = sessions_.find(sessionOf(failed.operands(0)));
+  const auto it = sessions_.find(failed.session());
   if (it != sessions_.end()) it->second->operatorFailed(rank, failed);
+  resume_ = true;  // the session may have waited for its outputs
+}
+
+void Controller::onOutputs(const v1::OperatorOutputs& outputs) {
+  const auto it = sessions_.find(sessionOf(outputs.first_output()));
+  if (it != sessions_.end()) it->second->outputsKnown(outputs);
+  resume_ = true;
 }
 
 void Controller::onValue(Rank rank, const v1::FetchedValue& value) {

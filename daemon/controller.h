@@ -103,6 +103,7 @@ class Controller : public SessionListener, private ExecutorListener {
   void onWorkerDisconnected(Rank rank) override;
   void onGroupUsable(GroupId group) override;
   void onOperatorFailed(Rank rank, const v1::OperatorFailed& failed) override;
+  void onOutputs(const v1::OperatorOutputs& outputs) override;
   void onValue(Rank rank, const v1::FetchedValue& value) override;
   void onFence(std::uint64_t fence) override;
   void onWorkerFault(Rank rank, const absl::Status& why) override;

@@ -213,7 +213,11 @@ Value asSchemaList(const c10::Argument& argument, Value value) {
   const auto* list = type->castRaw<c10::ListType>();
   if (list == nullptr) return value;
   const c10::TypeKind kind = list->getElementType()->kind();
-  if (kind != c10::TypeKind::IntType && kind != c10::TypeKind::SymIntType) return value;
+  if (kind != c10::TypeKind::IntType && kind != c10::TypeKind::SymIntType) {
+    // An empty list says nothing of what it is a list of.
+    const auto* none = value.as<std::vector<std::int64_t>>();
+    return none != nullptr && none->empty() ? Value(std::vector<Value>()) : value;
+  }
   if (const auto* one = value.as<std::int64_t>(); one != nullptr && argument.N()) {
     return Value(std::vector<std::int64_t>(static_cast<std::size_t>(*argument.N()), *one));
   }

@@ -51,8 +51,10 @@ bool matches(absl::string_view pattern, absl::string_view name) {
 absl::Status checkAllowed(const std::string& name) {
   absl::string_view base = absl::string_view(name).substr(0, name.find('.'));
   // LibTorch's own helpers of other namespaces (inductor, prim, ...) trust their callers.
+  if (absl::StartsWith(base, "dtorch::")) return absl::OkStatus();
   if (!absl::StartsWith(base, "aten::")) {
-    return absl::PermissionDeniedError(absl::StrCat("operator '", name, "' is not allowed: only those of aten are"));
+    return absl::PermissionDeniedError(
+        absl::StrCat("operator '", name, "' is not allowed: only those of aten and dtorch are"));
   }
   absl::ConsumeSuffix(&base, "_copy");
   for (const Row& row : kDenied) {

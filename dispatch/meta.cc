@@ -7,10 +7,9 @@
 
 #include <algorithm>
 #include <array>
-#include <string>
+#include <limits>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "dispatch/dtype.h"
 
@@ -23,10 +22,9 @@ struct Row {
   absl::string_view op;
   Shape shape;
 };
-constexpr std::array<Row, 8> kWithoutMetaKernel = {{
+constexpr std::array<Row, 7> kWithoutMetaKernel = {{
     {"aten::flip", Shape::kOfFirstInput},
     {"aten::roll", Shape::kOfFirstInput},
-    {"aten::fill_.Scalar", Shape::kOfFirstInput},
     {"aten::max", Shape::kScalar},
     {"aten::min", Shape::kScalar},
     {"aten::median", Shape::kScalar},
@@ -34,15 +32,8 @@ constexpr std::array<Row, 8> kWithoutMetaKernel = {{
     {"aten::vdot", Shape::kScalar},
 }};
 
-absl::StatusOr<TensorMeta> metaOf(const at::Tensor& tensor) {
-  if (!tensor.defined()) return absl::UnimplementedError("one of its results is no tensor");
-  if (tensor.layout() != c10::kStrided) return absl::UnimplementedError("its result is not a strided tensor");
-  absl::StatusOr<DType> dtype = fromTorch(tensor.scalar_type());
-  if (!dtype.ok()) return dtype.status();
-  absl::StatusOr<TensorMeta> meta = makeMeta(*dtype, tensor.sizes().vec());
-  if (meta.ok()) meta->strides = tensor.strides().vec();
-  return meta;
-}
+// Inputs of more bytes are not made only to see what comes out.
+constexpr std::int64_t kProbedBytes = 16 << 20;
 
 int aliasOf(const at::Tensor& output, const std::vector<at::Tensor>& inputs) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -94,46 +85,83 @@ absl::StatusOr<std::vector<OutputMeta>> inferPointwise(const c10::OperatorHandle
   return metas;
 }
 
-}  // namespace
-
-absl::StatusOr<std::vector<OutputMeta>> inferMeta(const c10::OperatorHandle& op, const std::vector<Value>& arguments,
-                                                  absl::Span<const TensorMeta* const> inputs) {
-  const std::string name = nameOf(op.operator_name());
-  const auto* row =
-      std::find_if(kWithoutMetaKernel.begin(), kWithoutMetaKernel.end(), [&](const Row& r) { return r.op == name; });
-  if (row != kWithoutMetaKernel.end() && !inputs.empty()) {
-    const bool inPlace = name.substr(0, name.find('.')).back() == '_';
-    return std::vector<OutputMeta>{
-        {row->shape == Shape::kScalar ? TensorMeta{inputs[0]->dtype, {}, {}} : *inputs[0], inPlace ? 0 : -1}};
-  }
-  absl::StatusOr<PreparedCall> call = PreparedCall::create(op, arguments, c10::Device(c10::kMeta));
-  if (!call.ok()) return call.status();
-  std::vector<at::Tensor> tensors;
-  tensors.reserve(inputs.size());
-  try {
-    for (const TensorMeta* input : inputs) {
-      tensors.push_back(emptyOn(c10::Device(c10::kMeta), *input));
-    }
-  } catch (const std::exception& error) {
-    return fromException(error);
-  }
-  std::vector<at::Tensor> outputs;
-  if (absl::Status status = call->run(tensors, &outputs); !status.ok()) {
-    if (!absl::IsUnimplemented(status)) return status;
-    if (op.hasTag(at::Tag::pointwise)) return inferPointwise(op, arguments, inputs);
-    return absl::UnimplementedError("the operator has no Meta kernel that tells its result's shape");
-  }
+absl::StatusOr<std::vector<OutputMeta>> metasOf(const std::vector<at::Tensor>& outputs,
+                                                const std::vector<at::Tensor>& inputs) {
   std::vector<OutputMeta> metas;
   try {
     for (const at::Tensor& output : outputs) {
       absl::StatusOr<TensorMeta> meta = metaOf(output);
       if (!meta.ok()) return meta.status();
-      metas.push_back({*std::move(meta), aliasOf(output, tensors)});
+      metas.push_back({*std::move(meta), aliasOf(output, inputs)});
     }
   } catch (const std::exception& error) {  // sizes or strides that are no numbers: LibTorch made them symbols
     return fromException(error);
   }
   return metas;
+}
+
+// Runs the operator on `device`, on inputs without content (Meta) or of zeros.
+absl::StatusOr<std::vector<OutputMeta>> runOn(c10::Device device, const c10::OperatorHandle& op,
+                                              const std::vector<Value>& arguments,
+                                              absl::Span<const TensorMeta* const> inputs) {
+  absl::StatusOr<PreparedCall> call = PreparedCall::create(op, arguments, device);
+  if (!call.ok()) return call.status();
+  std::vector<at::Tensor> tensors;
+  std::vector<at::Tensor> outputs;
+  try {
+    for (const TensorMeta* input : inputs) tensors.push_back(emptyOn(device, *input).zero_());
+  } catch (const std::exception& error) {
+    return fromException(error);
+  }
+  if (absl::Status status = call->run(tensors, &outputs); !status.ok()) return status;
+  return metasOf(outputs, tensors);
+}
+
+std::int64_t bytesOf(absl::Span<const TensorMeta* const> inputs) {
+  std::int64_t bytes = 0;
+  for (const TensorMeta* input : inputs) {
+    if (__builtin_add_overflow(bytes, input->bytes(), &bytes)) return std::numeric_limits<std::int64_t>::max();
+  }
+  return bytes;
+}
+
+}  // namespace
+
+absl::StatusOr<TensorMeta> metaOf(const at::Tensor& tensor) {
+  if (!tensor.defined()) return absl::UnimplementedError("one of its results is no tensor");
+  if (tensor.layout() != c10::kStrided) return absl::UnimplementedError("its result is not a strided tensor");
+  absl::StatusOr<DType> dtype = fromTorch(tensor.scalar_type());
+  if (!dtype.ok()) return dtype.status();
+  absl::StatusOr<TensorMeta> meta = makeMeta(*dtype, tensor.sizes().vec());
+  if (meta.ok()) meta->strides = tensor.strides().vec();
+  return meta;
+}
+
+absl::StatusOr<OutputMetas> inferMeta(const c10::OperatorHandle& op, const std::vector<Value>& arguments,
+                                      absl::Span<const TensorMeta* const> inputs) {
+  const auto known = [](absl::StatusOr<std::vector<OutputMeta>> metas) -> absl::StatusOr<OutputMetas> {
+    if (!metas.ok()) return metas.status();
+    return OutputMetas(*std::move(metas));
+  };
+  if (op.hasTag(at::Tag::dynamic_output_shape)) return OutputMetas();
+  absl::StatusOr<std::vector<OutputMeta>> metas = runOn(c10::Device(c10::kMeta), op, arguments, inputs);
+  if (metas.ok() || !absl::IsUnimplemented(metas.status())) return known(std::move(metas));
+  if (op.hasTag(at::Tag::data_dependent_output)) return OutputMetas();
+  if (op.hasTag(at::Tag::pointwise)) {
+    metas = inferPointwise(op, arguments, inputs);
+    if (metas.ok()) return known(std::move(metas));
+  }
+  if (bytesOf(inputs) <= kProbedBytes) {
+    metas = runOn(c10::Device(c10::kCPU), op, arguments, inputs);
+    // What it does not like about zeros it may like about the real values.
+    if (metas.ok()) return known(std::move(metas));
+  }
+  const auto* row = std::find_if(kWithoutMetaKernel.begin(), kWithoutMetaKernel.end(),
+                                 [&](const Row& r) { return r.op == nameOf(op.operator_name()); });
+  if (row == kWithoutMetaKernel.end() || inputs.empty()) return OutputMetas();
+  TensorMeta meta =
+      *makeMeta(inputs[0]->dtype, row->shape == Shape::kScalar ? std::vector<std::int64_t>() : inputs[0]->shape);
+  return OutputMetas({{std::move(meta), -1}});
 }
 
 }  // namespace dtorch

@@ -1,5 +1,7 @@
 #include "dispatch/prepared_call.h"
 
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
 
 #include <new>
@@ -12,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dispatch/binding.h"
+#include "dispatch/own_operators.h"
 
 namespace dtorch {
 namespace {
@@ -40,6 +43,14 @@ absl::Status mismatch(const c10::Argument& parameter, const Value& value) {
                                                  parameter.type()->annotation_str(), ", not ", value.toString()));
 }
 
+// As torch.tensor() of a Python number, in twice the precision: the number itself is a double.
+at::ScalarType typeOf(const at::Scalar& scalar) {
+  if (scalar.isBoolean()) return at::kBool;
+  if (scalar.isIntegral(false)) return at::kLong;
+  return scalar.isComplex() ? at::kComplexDouble : at::kDouble;
+}
+
+// Numbers are returned as tensors without dimensions, lists of ints as tensors of one.
 absl::Status collect(c10::IValue& value, std::vector<at::Tensor>* outputs) {
   if (value.isTensor()) {
     outputs->push_back(std::move(value).toTensor());
@@ -47,6 +58,10 @@ absl::Status collect(c10::IValue& value, std::vector<at::Tensor>* outputs) {
     for (const at::Tensor& tensor : value.toTensorVector()) outputs->push_back(tensor);
   } else if (value.isNone()) {
     outputs->emplace_back();
+  } else if (value.isScalar()) {
+    outputs->push_back(at::scalar_tensor(value.toScalar(), typeOf(value.toScalar())));
+  } else if (value.isIntList()) {
+    outputs->push_back(at::tensor(value.toIntVector(), at::kLong));
   } else {
     return absl::UnimplementedError(absl::StrCat("its result is a ", value.tagKind(), "; only tensors are returned"));
   }
@@ -76,6 +91,7 @@ std::string nameOf(const c10::OperatorName& op) {
 }
 
 absl::StatusOr<c10::OperatorHandle> findOperator(const std::string& name) {
+  registerOwnOperators();
   const std::size_t dot = name.find('.');
   const c10::OperatorName wanted(name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1));
   if (const auto op = c10::Dispatcher::singleton().findSchema(wanted)) return *op;

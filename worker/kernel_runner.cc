@@ -9,7 +9,9 @@
 #include "comm/placement/convert.h"
 #include "comm/store/shared_allocator.h"
 #include "dispatch/dtype.h"
+#include "dispatch/meta.h"
 #include "dispatch/prepared_call.h"
+#include "proto/codec.h"
 
 namespace dtorch {
 namespace {
@@ -78,7 +80,13 @@ void KernelRunner::runAction(const KernelAction& action, const Task& task, CallS
   FailurePtr failure = firstFailure(action.reads, call);
   if (failure == nullptr) {
     results_.clear();
-    absl::Status status = action.call.run(call.tensors, &results_);
+    absl::Status status;
+    const auto kernel = [&] { status = action.call.run(call.tensors, &results_); };
+    if (action.random) {
+      randomStates_.run(task.session, task.plan->mesh.ranks(), kernel);
+    } else {
+      kernel();
+    }
     if (status.ok() && results_.size() != action.outputs) {
       status =
           absl::InternalError(absl::StrCat("it returned ", results_.size(), " tensors, planned were ", action.outputs));
@@ -152,9 +160,27 @@ void KernelRunner::finishCall(const Task& task, CallState& call) {
     operand.fail(failure);
     call.poisoned.push_back(operand.id);
   }
+  if (plan.reportsOutputs && call.firstFailure == nullptr) reportOutputs(task, call);
   if (call.originates || !call.poisoned.empty()) {
-    report(call.firstFailure, task.number, call.poisoned, call.originates);
+    report(call.firstFailure, task.session, task.number, call.poisoned, call.originates);
   }
+}
+
+void KernelRunner::reportOutputs(const Task& task, const CallState& call) {
+  const Plan& plan = *task.plan;
+  v1::OperatorOutputs outputs;
+  outputs.set_operator_number(task.number);
+  outputs.set_first_output(task.operands[plan.inputs]->id);
+  for (const std::uint32_t slot : plan.outputs) {
+    const at::Tensor& tensor = call.tensors[slot];
+    toWire(*metaOf(tensor), outputs.add_metas());
+    int alias = -1;
+    for (std::uint32_t i = 0; alias < 0 && i < plan.inputs; ++i) {
+      if (call.tensors[i].defined() && tensor.is_alias_of(call.tensors[i])) alias = static_cast<int>(i);
+    }
+    outputs.add_aliases(alias);
+  }
+  *reports_.addAwaited()->mutable_outputs() = std::move(outputs);
 }
 
 absl::Status KernelRunner::settleMemory(const Plan& plan, std::size_t index, CallState& call) {
@@ -183,7 +209,8 @@ absl::Status KernelRunner::settleMemory(const Plan& plan, std::size_t index, Cal
 }
 
 absl::Status KernelRunner::checkOutput(const Plan& plan, std::size_t index, const at::Tensor& tensor) {
-  if (plan.expected.empty()) return absl::OkStatus();
+  // What nobody knows before must at least be what can be described.
+  if (plan.expected.empty()) return metaOf(tensor).status();
   const ExpectedOutput& expected = plan.expected[index];
   if (tensor.defined() && tensor.scalar_type() == expected.dtype &&
       tensor.sizes() == c10::IntArrayRef(expected.shape)) {
@@ -205,20 +232,22 @@ FailurePtr KernelRunner::originate(const std::string& what, const absl::Status& 
   return failure;
 }
 
-void KernelRunner::fail(absl::Span<const OperandRef> operands, const FailurePtr& failure, OperatorNumber number) {
+void KernelRunner::fail(absl::Span<const OperandRef> operands, const FailurePtr& failure, SessionId session,
+                        OperatorNumber number) {
   std::vector<OperandId> ids;
   for (const OperandRef& operand : operands) {
     operand->fail(failure);
     ids.push_back(operand->id);
   }
-  report(failure, number, ids, true);
+  report(failure, session, number, ids, true);
   if (number > 0) progress_.end(number);
 }
 
-void KernelRunner::report(const FailurePtr& failure, OperatorNumber number, const std::vector<OperandId>& operands,
-                          bool originates) {
+void KernelRunner::report(const FailurePtr& failure, SessionId session, OperatorNumber number,
+                          const std::vector<OperandId>& operands, bool originates) {
   v1::ReportItem* item = originates ? reports_.addAwaited() : reports_.add();
   v1::OperatorFailed* failed = item->mutable_failed();
+  failed->set_session(session);
   failed->set_operator_number(number);
   failed->set_root(failure->root);
   failed->set_site(failure->site);

@@ -12,6 +12,7 @@
 #include "worker/lost_memory.h"
 #include "worker/plan.h"
 #include "worker/progress.h"
+#include "worker/random_states.h"
 #include "worker/reporter.h"
 #include "worker/task.h"
 
@@ -23,18 +24,25 @@ namespace dtorch {
 /// Thread: the stream's.
 class KernelRunner {
  public:
-  KernelRunner(Rank rank, ThreadGroupManager& groups, LostMemory& lostMemory, Reporter& reporter,
-               StreamProgress& progress)
-      : rank_(rank), groups_(groups), lostMemory_(lostMemory), progress_(progress), reports_(reporter) {}
+  KernelRunner(Rank rank, ThreadGroupManager& groups, LostMemory& lostMemory, RandomStates& randomStates,
+               Reporter& reporter, StreamProgress& progress)
+      : rank_(rank),
+        groups_(groups),
+        lostMemory_(lostMemory),
+        randomStates_(randomStates),
+        progress_(progress),
+        reports_(reporter) {}
 
   void run(Task& task);
+  RandomStates& randomStates() { return randomStates_; }
   /// What this stream has to report.
   ReportBatch& reports() { return reports_; }
   Rank rank() const { return rank_; }
   /// Why `operand` has no value; null: it has one.
   FailurePtr failureOf(const Operand& operand) const;
   /// Makes `operands` hold `failure` and reports it as the result of operator `number` (0: not an operator).
-  void fail(absl::Span<const OperandRef> operands, const FailurePtr& failure, OperatorNumber number);
+  void fail(absl::Span<const OperandRef> operands, const FailurePtr& failure, SessionId session,
+            OperatorNumber number);
 
  private:
   void runSegment(const Task& task, CallState& call);
@@ -46,14 +54,16 @@ class KernelRunner {
   static absl::Status settleMemory(const Plan& plan, std::size_t index, CallState& call);
   /// OK when output `index` looks as planned.
   static absl::Status checkOutput(const Plan& plan, std::size_t index, const at::Tensor& tensor);
+  void reportOutputs(const Task& task, const CallState& call);
   /// An error of this call's own.
   FailurePtr originate(const std::string& what, const absl::Status& status, const Task& task, CallState& call) const;
-  void report(const FailurePtr& failure, OperatorNumber number, const std::vector<OperandId>& operands,
-              bool originates);
+  void report(const FailurePtr& failure, SessionId session, OperatorNumber number,
+              const std::vector<OperandId>& operands, bool originates);
 
   const Rank rank_;
   ThreadGroupManager& groups_;
   LostMemory& lostMemory_;
+  RandomStates& randomStates_;
   StreamProgress& progress_;
   ReportBatch reports_;
   CallState call_;                   // of calls with one segment

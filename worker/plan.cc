@@ -101,6 +101,7 @@ absl::StatusOr<std::unique_ptr<const Plan>> Plan::create(const v1::Plan& wire, R
   plan->outputs.assign(wire.outputs().begin(), wire.outputs().end());
   if (absl::StatusOr<std::vector<std::int64_t>> coordinate = plan->mesh.coordinate(rank); coordinate.ok()) {
     plan->coordinate = *std::move(coordinate);
+    plan->reportsOutputs = wire.report_outputs() && plan->mesh.ranks()[0] == rank;
     plan->error = plan->decode(wire, device);
     if (!plan->error.ok()) plan->segments.clear();
   }
@@ -153,7 +154,7 @@ absl::Status Plan::decodeKernel(const v1::KernelStep& wire, at::Device device) {
   }
   const bool mutates = wire.mutates() || !writes.empty();
   actions.emplace_back(KernelAction{wire.operator_name(), *std::move(call), std::move(reads), std::move(writes), slots,
-                                    wire.outputs(), mutates});
+                                    wire.outputs(), mutates, wire.random()});
   return addSlots(wire.outputs());
 }
 

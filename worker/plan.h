@@ -26,6 +26,7 @@ struct KernelAction {
   std::uint32_t firstOutput = 0;
   std::uint32_t outputs = 0;
   bool mutates = false;
+  bool random = false;  // draws from the session's random state
 };
 
 /// One redistribution. Its output becomes slot `output`.
@@ -76,6 +77,7 @@ class Plan {
   std::vector<PlanSegment> segments;
   std::vector<std::uint32_t> outputs;    // slots
   std::vector<ExpectedOutput> expected;  // one for each output, or empty: not checked
+  bool reportsOutputs = false;           // this rank says what came out
   absl::Status error;
 
  private:

@@ -26,6 +26,10 @@ absl::Status Scheduler::enqueue(v1::WorkerCommand& command, OperatorNumber numbe
       return absl::OkStatus();
     case v1::WorkerCommand::kDiscard:
       for (const OperandId id : command.discard().operands()) operands_.discard(id);
+      if (const SessionId session = command.discard().ended_session(); session != 0) {
+        // After its last draw.
+        enqueueJob(StreamKind::kCompute, [session](KernelRunner& runner) { runner.randomStates().drop(session); });
+      }
       return absl::OkStatus();
     case v1::WorkerCommand::kFence: {
       v1::ReportItem item;
@@ -142,7 +146,9 @@ void Scheduler::failCall(const Plan& plan, const v1::WorkerCommand& command, Ope
   failure->root = number;
   failure->site = command.site();
   enqueueJob(StreamKind::kCompute, [outputs = std::move(outputs), failure = FailurePtr(std::move(failure)),
-                                    number](KernelRunner& runner) { runner.fail(outputs, failure, number); });
+                                    session = sessionOf(command.first_output()), number](KernelRunner& runner) {
+    runner.fail(outputs, failure, session, number);
+  });
 }
 
 OperandRef Scheduler::inputOf(OperandId id) {
@@ -169,7 +175,7 @@ absl::Status Scheduler::upload(v1::Upload& wire, std::uint32_t site) {
     }
     auto failure = std::make_shared<Failure>("upload of a tensor", local.status(), runner.rank());
     failure->site = site;
-    runner.fail({operand}, failure, 0);
+    runner.fail({operand}, failure, sessionOf(operand->id), 0);
   });
   return absl::OkStatus();
 }

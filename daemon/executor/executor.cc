@@ -147,6 +147,9 @@ void Executor::handleReport(const v1::Report& report) {
       case v1::ReportItem::kFailed:
         listener_->onOperatorFailed(rank, item.failed());
         break;
+      case v1::ReportItem::kOutputs:
+        listener_->onOutputs(item.outputs());
+        break;
       case v1::ReportItem::kValue:
         listener_->onValue(rank, item.value());
         break;
@@ -262,6 +265,10 @@ void Executor::discard(GroupId group, const std::vector<OperandId>& operands) {
   for (const Rank rank : at(group).ranks) {
     if (workers_[static_cast<std::size_t>(rank)].gone.ok()) sendToWorker(rank, command);
   }
+}
+
+void Executor::endSession(GroupId group, SessionId session) {
+  if (at(group).error.ok()) appendCommand(group)->mutable_discard()->set_ended_session(session);
 }
 
 void Executor::appendFence(GroupId group, std::uint64_t fence) {

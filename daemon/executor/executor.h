@@ -38,6 +38,7 @@ class ExecutorListener {
   /// All ranks hear the group's topic, or credit has come back.
   virtual void onGroupUsable(GroupId group) = 0;
   virtual void onOperatorFailed(Rank rank, const v1::OperatorFailed& failed) = 0;
+  virtual void onOutputs(const v1::OperatorOutputs& outputs) = 0;
   virtual void onValue(Rank rank, const v1::FetchedValue& value) = 0;
   /// Every rank of the fence's group has reached it.
   virtual void onFence(std::uint64_t fence) = 0;
@@ -79,6 +80,8 @@ class Executor {
   v1::WorkerCommand* appendCommand(GroupId group, std::uint64_t bytes = 0, Segment segment = {});
   /// The workers of `group` that are left drop their parts of `operands`.
   void discard(GroupId group, const std::vector<OperandId>& operands);
+  /// The workers of `group` forget the session's random state.
+  void endSession(GroupId group, SessionId session);
   /// Reported by onFence once all ranks of `group` have run everything before it.
   void appendFence(GroupId group, std::uint64_t fence);
   /// Tells every group that plans below this number will not be run any more.

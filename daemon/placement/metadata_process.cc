@@ -79,7 +79,7 @@ void limitMemory() {
   ::setrlimit(RLIMIT_AS, &limit);
 }
 
-absl::StatusOr<std::vector<OutputMeta>> answer(const v1::MetadataRequest& request) {
+MetadataAnswer answer(const v1::MetadataRequest& request) {
   absl::StatusOr<c10::OperatorHandle> op = findOperator(request.operator_name());
   if (!op.ok()) return op.status();
   std::vector<Value> arguments;
@@ -130,6 +130,7 @@ MetadataAnswer MetadataProcess::infer(const std::string& op, const std::vector<V
         absl::StrCat("LibTorch cannot tell what it returns for these arguments: its Meta kernel ", stop()));
   }
   if (reply.has_error()) return fromWire(reply.error());
+  if (reply.unknown()) return OutputMetas();
   if (reply.aliases_size() != reply.outputs_size()) return absl::InternalError("a metadata reply without aliases");
   std::vector<OutputMeta> outputs;
   for (int i = 0; i < reply.outputs_size(); ++i) {
@@ -137,7 +138,7 @@ MetadataAnswer MetadataProcess::infer(const std::string& op, const std::vector<V
     if (!meta.ok()) return meta.status();
     outputs.push_back({*std::move(meta), reply.aliases(i)});
   }
-  return outputs;
+  return OutputMetas(std::move(outputs));
 }
 
 absl::Status MetadataProcess::start() {
@@ -241,10 +242,13 @@ int serveMetadata() {
     bytes.resize(length);
     if (!readAll(kMetadataFd, bytes.data(), length) || !request.ParseFromString(bytes)) return 1;
     v1::MetadataReply reply;
-    const absl::StatusOr<std::vector<OutputMeta>> outputs = answer(request);
-    if (!outputs.ok()) toWire(outputs.status(), reply.mutable_error());
-    if (outputs.ok()) {
-      for (const OutputMeta& output : *outputs) {
+    const MetadataAnswer outputs = answer(request);
+    if (!outputs.ok()) {
+      toWire(outputs.status(), reply.mutable_error());
+    } else if (!*outputs) {
+      reply.set_unknown(true);
+    } else {
+      for (const OutputMeta& output : **outputs) {
         toWire(output.meta, reply.add_outputs());
         reply.add_aliases(output.alias);
       }

@@ -15,7 +15,7 @@
 namespace dtorch {
 
 /// What an operator returns, as inferMeta() tells it.
-using MetadataAnswer = absl::StatusOr<std::vector<OutputMeta>>;
+using MetadataAnswer = absl::StatusOr<OutputMetas>;
 
 /// Meta kernels in a process of their own. They are native code that takes whatever a client sends: some divide by an
 /// argument, some never end, some ask for all memory. What happens there costs the call, not the daemon.

@@ -30,14 +30,17 @@ bool isPlannerOnly(const Value& value) {
          (values != nullptr && std::any_of(values->begin(), values->end(), isPlannerOnly));
 }
 
-// "Tensor", "Tensor[]" of fixed or unknown length: how many tensors, or -1 when the call must say.
+// How many tensors it returns, numbers being tensors too; -1: the call must say (Tensor[]).
 absl::StatusOr<int> countOutputs(const c10::FunctionSchema& schema) {
   int count = 0;
   for (const c10::Argument& result : schema.returns()) {
     const auto kind = result.type()->kind();
-    if (kind == c10::TypeKind::TensorType) {
+    const auto* list = result.type()->castRaw<c10::ListType>();
+    if (kind == c10::TypeKind::TensorType || kind == c10::TypeKind::IntType || kind == c10::TypeKind::SymIntType ||
+        kind == c10::TypeKind::FloatType || kind == c10::TypeKind::BoolType || kind == c10::TypeKind::NumberType ||
+        (list != nullptr && list->getElementType()->kind() == c10::TypeKind::IntType)) {
       ++count;
-    } else if (kind == c10::TypeKind::ListType) {
+    } else if (list != nullptr && list->getElementType()->kind() == c10::TypeKind::TensorType) {
       return -1;
     } else {
       return absl::UnimplementedError(absl::StrCat("it returns a ", result.type()->annotation_str(), ", not a tensor"));
@@ -54,10 +57,6 @@ absl::StatusOr<OperatorTemplate> OperatorTemplate::create(const std::string& nam
   if (absl::Status allowed = checkAllowed(name); !allowed.ok()) return allowed;
   absl::StatusOr<c10::OperatorHandle> op = findOperator(name);
   if (!op.ok()) return op.status();
-  if (op->hasTag(at::Tag::nondeterministic_seeded)) {
-    return absl::UnimplementedError(
-        "it draws random numbers, which must not depend on the placement; draw them on the client and put them");
-  }
   if (op->hasTag(at::Tag::inplace_view)) {
     return absl::UnimplementedError("it changes the shape of its tensor in place; use the form that returns a view");
   }
@@ -93,7 +92,7 @@ absl::StatusOr<OperatorTemplate> OperatorTemplate::create(const std::string& nam
     return absl::InvalidArgumentError(absl::StrCat("it returns ", *count, " tensors, the call expects ", outputs));
   }
 
-  // A written argument is an output too; one that is not returned is an out= form, or something rarer.
+  // A written argument is an output too.
   for (std::size_t a = 0; a < schema.arguments().size(); ++a) {
     const auto* alias = schema.arguments()[a].alias_info();
     if (alias == nullptr || !alias->isWrite()) continue;
@@ -105,8 +104,9 @@ absl::StatusOr<OperatorTemplate> OperatorTemplate::create(const std::string& nam
       result.mutated.emplace_back(static_cast<std::uint32_t>(r), tensor->index);
       returned = true;
     }
-    if (!returned || schema.arguments()[a].is_out()) {
-      return absl::UnimplementedError("out= forms are not supported; use the functional or the in-place form");
+    if (!returned && !result.arguments[a].isNone()) {
+      return absl::UnimplementedError(absl::StrCat("it writes to its argument '", schema.arguments()[a].name(),
+                                                   "' and does not return it: use the form that returns its result"));
     }
   }
   return result;

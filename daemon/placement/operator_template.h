@@ -20,14 +20,15 @@ struct OperatorTemplate {
   std::vector<Value> arguments;  // complete, in schema order
   std::uint32_t inputs = 0;      // tensors
   std::uint32_t outputs = 0;
-  /// Which output is which input, written in place: (output, input).
+  /// Which output is which input, written in place or given as out=: (output, input).
   std::vector<std::pair<std::uint32_t, std::uint32_t>> mutated;
   /// Where the outputs go when there is no tensor input.
   const PlacedMesh* mesh = nullptr;
   Placements placements;
 
   /// Checks name, arguments and permission. `outputs` is what the caller expects.
-  /// NOT_FOUND, INVALID_ARGUMENT, PERMISSION_DENIED, UNIMPLEMENTED (random operators, out= forms, non-tensor results).
+  /// NOT_FOUND, INVALID_ARGUMENT, PERMISSION_DENIED, UNIMPLEMENTED (results that are neither tensors nor numbers,
+  /// arguments that are written and not returned, operators that change their tensor's shape in place).
   static absl::StatusOr<OperatorTemplate> create(const std::string& name, const Arguments& arguments,
                                                  std::uint32_t outputs, const PlacedMesh* mesh, Placements placements);
 

@@ -79,6 +79,18 @@ const PlacedMesh* meshOf(const OperatorTemplate& op, absl::Span<const TensorLayo
   return inputs.empty() ? op.mesh : inputs[0]->mesh;
 }
 
+bool allReplicated(absl::Span<const TensorLayout* const> inputs) {
+  return std::all_of(inputs.begin(), inputs.end(),
+                     [](const TensorLayout* layout) { return isAllReplicate(layout->placements); });
+}
+
+// An operator that returns only what it writes to returns it as it is, but for its values.
+std::vector<OutputMeta> ofMutated(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs) {
+  std::vector<OutputMeta> outputs(op.outputs);
+  for (const auto& [output, input] : op.mutated) outputs[output] = {inputs[input]->meta, static_cast<int>(input)};
+  return outputs;
+}
+
 absl::Status checkMeshes(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs) {
   const PlacedMesh* mesh = meshOf(op, inputs);
   if (mesh == nullptr) return absl::InvalidArgumentError("it has no tensor input: the call must name a mesh");
@@ -170,11 +182,13 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
                                                                absl::Span<const TensorLayout* const> inputs,
                                                                MetadataAnswer metadata) {
   if (!metadata.ok()) return metadata.status();
+  if (!*metadata && op.mutated.size() == op.outputs) *metadata = ofMutated(op, inputs);
+  if (!*metadata) return makeUnknown(op, inputs);
   const PlacedMesh* mesh = meshOf(op, inputs);
   std::vector<const TensorMeta*> metas;
   for (const TensorLayout* input : inputs) metas.push_back(&input->meta);
   std::vector<TensorMeta> outputs;
-  for (OutputMeta& output : *metadata) outputs.push_back(std::move(output.meta));
+  for (OutputMeta& output : **metadata) outputs.push_back(std::move(output.meta));
   if (outputs.size() != op.outputs) {
     return absl::InvalidArgumentError(
         absl::StrCat("it returns ", outputs.size(), " tensors, the call expects ", op.outputs));
@@ -204,10 +218,13 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
     const bool inPlace = isUniformFactory(op.name) && !partial;
     if (inPlace) sizeArguments = {0};
     for (Placements& p : placed) p = inPlace ? wanted : allReplicate(meshDims);
-  } else if (std::all_of(inputs.begin(), inputs.end(),
-                         [](const TensorLayout* l) { return isAllReplicate(l->placements); })) {
+  } else if (allReplicated(inputs)) {
     // Every rank computes the same from the same: right for any deterministic operator, rule or not.
     for (Placements& p : placed) p = allReplicate(meshDims);
+  } else if (op.op.hasTag(at::Tag::nondeterministic_seeded)) {
+    return absl::UnimplementedError(absl::StrCat("inputs ", describe(inputs),
+                                                 ": it draws random numbers, which must be the same however its inputs "
+                                                 "are placed; redistribute them to Replicate first"));
   } else {
     const RuleCall call{op.op.schema(), op.arguments, metas, outputs};
     absl::StatusOr<std::vector<Signature>> signatures = signaturesFor(op, call, &sizeArguments);
@@ -240,10 +257,7 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
   }
 
   std::unique_ptr<PlannedOperator> plan = start(mesh, inputs.size(), op.name);
-  v1::KernelStep* kernel = plan->wire.add_steps()->mutable_kernel();
-  kernel->set_operator_name(op.name);
-  kernel->set_outputs(op.outputs);
-  kernel->set_mutates(!op.mutated.empty());
+  v1::KernelStep* kernel = addKernel(plan.get(), op);
   for (std::size_t a = 0; a < op.arguments.size(); ++a) {
     const bool isSize =
         std::find(sizeArguments.begin(), sizeArguments.end(), static_cast<int>(a)) != sizeArguments.end();
@@ -262,9 +276,48 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
       placed[o] = wanted;
     }
     const bool converted = result != slot + static_cast<std::uint32_t>(o);
-    addOutput(plan.get(), result, {outputs[o], mesh, placed[o]}, converted ? -1 : (*metadata)[o].alias);
+    addOutput(plan.get(), result, {outputs[o], mesh, placed[o]}, converted ? -1 : (**metadata)[o].alias);
   }
   return plan;
+}
+
+absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::makeUnknown(const OperatorTemplate& op,
+                                                                      absl::Span<const TensorLayout* const> inputs) {
+  if (!allReplicated(inputs) || std::any_of(op.placements.begin(), op.placements.end(),
+                                            [](const Placement& placement) { return !placement.isReplicate(); })) {
+    return absl::UnimplementedError(
+        absl::StrCat("inputs ", describe(inputs),
+                     ": only a run tells its result's shape; redistribute them to Replicate first"));
+  }
+  std::unique_ptr<PlannedOperator> plan = start(meshOf(op, inputs), inputs.size(), op.name);
+  plan->unknownOutputs = true;
+  plan->wire.set_report_outputs(true);
+  v1::KernelStep* kernel = addKernel(plan.get(), op);
+  for (const Value& argument : op.arguments) toWire(argument, kernel->add_arguments());
+  const auto first = static_cast<std::uint32_t>(inputs.size());
+  for (std::uint32_t o = 0; o < op.outputs; ++o) plan->wire.add_outputs(first + o);
+  return plan;
+}
+
+v1::KernelStep* Planner::addKernel(PlannedOperator* plan, const OperatorTemplate& op) {
+  v1::KernelStep* kernel = plan->wire.add_steps()->mutable_kernel();
+  kernel->set_operator_name(op.name);
+  kernel->set_outputs(op.outputs);
+  kernel->set_mutates(!op.mutated.empty());
+  kernel->set_random(op.op.hasTag(at::Tag::nondeterministic_seeded));
+  return kernel;
+}
+
+void Planner::learn(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs,
+                    std::vector<OutputMeta> outputs) {
+  if (op.op.hasTag(at::Tag::dynamic_output_shape) || op.op.hasTag(at::Tag::data_dependent_output)) return;
+  Key key;
+  key.push_back(&op);
+  for (const TensorLayout* input : inputs) key.push_back(input);
+  absl::StatusOr<std::unique_ptr<PlannedOperator>> made = make(op, inputs, OutputMetas(std::move(outputs)));
+  if (!made.ok()) return;
+  bytes_ += (*made)->wire.ByteSizeLong();
+  plans_[key] = {absl::OkStatus(), *std::move(made)};
 }
 
 absl::StatusOr<PlannedOperator*> Planner::planRedistribute(const TensorLayout* input, const Placements& to) {

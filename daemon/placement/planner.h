@@ -22,6 +22,7 @@ struct PlannedOperator {
   PlanId id = 0;
   const PlacedMesh* mesh = nullptr;
   std::vector<const TensorLayout*> outputs;
+  bool unknownOutputs = false;  // the first rank reports them: `outputs` is empty
   v1::Plan wire;
   bool published = false;  // set by whoever publishes it
 };
@@ -41,6 +42,8 @@ class Planner {
   absl::StatusOr<PlannedOperator*> plan(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs);
   /// The answer to a question; one that nobody waits for any more is dropped.
   void answered(std::uint64_t number, MetadataAnswer answer);
+  /// What a run with unknown outputs has given: what the same call gives the next time, unless it depends on values.
+  void learn(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, std::vector<OutputMeta> outputs);
   /// A conversion of one tensor. `to` is normalised.
   absl::StatusOr<PlannedOperator*> planRedistribute(const TensorLayout* input, const Placements& to);
   std::size_t size() const { return plans_.size() + asked_.size() + conversions_.size(); }
@@ -75,6 +78,9 @@ class Planner {
   absl::StatusOr<std::unique_ptr<PlannedOperator>> make(const OperatorTemplate& op,
                                                         absl::Span<const TensorLayout* const> inputs,
                                                         MetadataAnswer metadata);
+  absl::StatusOr<std::unique_ptr<PlannedOperator>> makeUnknown(const OperatorTemplate& op,
+                                                               absl::Span<const TensorLayout* const> inputs);
+  v1::KernelStep* addKernel(PlannedOperator* plan, const OperatorTemplate& op);
   std::unique_ptr<PlannedOperator> start(const PlacedMesh* mesh, std::size_t inputs, const std::string& name);
   void addOutput(PlannedOperator* plan, std::uint32_t slot, TensorLayout layout, int alias);
 

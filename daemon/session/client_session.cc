@@ -131,6 +131,7 @@ void ClientSession::hello(const v1::ClientHello& hello) {
 }
 
 bool ClientSession::run(const v1::Command& command) {
+  if (awaited_) return false;
   if (command.template_id() != 0) return runCall(command);
   switch (command.other_case()) {
     case v1::Command::kDefineTemplate:
@@ -192,16 +193,58 @@ bool ClientSession::checkNumbers(std::size_t count) {
   return false;
 }
 
+void ClientSession::outputsKnown(const v1::OperatorOutputs& reported) {
+  if (!awaited_ || awaited_->number != reported.operator_number()) return;
+  const AwaitedCall call = *std::move(awaited_);
+  awaited_.reset();
+  const PlacedMesh* mesh = call.inputs.empty() ? call.op->mesh : call.inputs[0]->mesh;
+  std::vector<OutputMeta> metas;
+  std::vector<const TensorLayout*> outputs;
+  absl::Status status;
+  for (int o = 0; status.ok() && o < reported.metas_size(); ++o) {
+    absl::StatusOr<TensorMeta> meta = fromWire(reported.metas(o));
+    status = meta.status();
+    if (!meta.ok()) break;
+    outputs.push_back(services_->layouts->intern({*meta, mesh, allReplicate(mesh->mesh.dims())}));
+    metas.push_back({*std::move(meta), o < reported.aliases_size() ? reported.aliases(o) : -1});
+  }
+  if (status.ok() && outputs.size() != call.op->outputs) status = absl::InternalError("outputs are missing");
+  if (status.ok()) status = tensors_.checkQuota(outputs);
+  if (!status.ok()) {
+    awaited_ = call;
+    return failAwaited(fail(std::move(status), call.op->name, call.site));
+  }
+  for (std::size_t o = 0; o < outputs.size(); ++o) {
+    const int alias = metas[o].alias;
+    const bool shares = alias >= 0 && static_cast<std::size_t>(alias) < call.inputTensors.size();
+    tensors_.add(call.tensor + o, {call.operand + o, outputs[o], nullptr,
+                                   shares ? tensors_.memoryOf(call.inputTensors[static_cast<std::size_t>(alias)])
+                                          : nullptr});
+  }
+  services_->planner->learn(*call.op, call.inputs, std::move(metas));
+}
+
+void ClientSession::failAwaited(const OperandFailurePtr& failure) {
+  const AwaitedCall call = *std::move(awaited_);
+  awaited_.reset();
+  tensors_.addFailed(call.tensor, call.op->outputs, failure);
+  std::vector<OperandId> operands;
+  for (std::uint32_t o = 0; o < call.op->outputs; ++o) operands.push_back(call.operand + o);
+  services_->executor->discard(call.group, operands);
+}
+
 void ClientSession::operatorFailed(Rank rank, const v1::OperatorFailed& failed) {
   // An upload is no operator: its failures are told apart by the operand.
   const OperatorNumber root = failed.root() != 0              ? failed.root()
                               : failed.operator_number() != 0 ? failed.operator_number()
-                                                              : failed.operands(0);
+                              : failed.operands_size() > 0    ? failed.operands(0)
+                                                              : 0;
   const Rank where = failed.error().rank() > 0 ? failed.error().rank() - 1 : rank;
   const OperandFailurePtr failure =
       failures_.reported(root, where, definitions_.site(failed.site()), failed.error());
   failures_.setFailed(failed.operands(), failure, tensors_);
   tensors_.writerFailed(failed.operator_number(), failure);
+  if (awaited_ && awaited_->number == failed.operator_number()) failAwaited(failure);
 }
 
 OperandFailurePtr ClientSession::failureOf(OperandId operand, Rank rank, const v1::FetchedValue& value) {
@@ -236,7 +279,7 @@ OperandId ClientSession::publish(PlannedOperator* plan, absl::Span<const Operand
   run->set_plan(plan->id);
   run->mutable_inputs()->Add(inputs.begin(), inputs.end());
   const OperandId first = nextOperand_;
-  nextOperand_ += plan->outputs.size();
+  nextOperand_ += static_cast<OperandId>(plan->wire.outputs_size());
   run->set_first_output(first);
   run->set_site(site);
   ++operators_;
@@ -301,6 +344,17 @@ bool ClientSession::runCall(const v1::Command& command) {
   const OperandId first = publish(*plan, operands, command.site(), &number);
   for (const auto& [output, input] : op.mutated) {
     tensors_.addWriter(number, group, tensors_.memoryOf(command.inputs(static_cast<int>(input))), *services_->executor);
+  }
+  if ((*plan)->unknownOutputs) {
+    awaited_ = {number,
+                group,
+                command.first_output(),
+                first,
+                entry->op,
+                {layouts.begin(), layouts.end()},
+                {command.inputs().begin(), command.inputs().end()},
+                command.site()};
+    return true;
   }
   for (std::size_t o = 0; o < (*plan)->outputs.size(); ++o) {
     const int alias = (*plan)->wire.output_aliases(static_cast<int>(o));
@@ -522,6 +576,9 @@ void ClientSession::failBrokenGroups(Rank rank) {
     failures_.remember(std::make_shared<OperandFailure>(OperandFailure{error, "", rank, ""}));
     groups_.erase(current);
   }
+  if (awaited_ && !services_->executor->error(awaited_->group).ok()) {
+    failAwaited(fail(services_->executor->error(awaited_->group), awaited_->op->name, awaited_->site));
+  }
   std::vector<std::uint64_t> ended;
   for (const auto& [fence, waiting] : fences_) {
     if (!services_->executor->error(waiting.group).ok()) ended.push_back(fence);
@@ -545,6 +602,7 @@ void ClientSession::close() {
   request_.reset();
   services_->futures->dropSession(id_);
   release(tensors_.ids());
+  for (const GroupId group : groups_) services_->executor->endSession(group, id_);
   services_->executor->flush();
 }
 

@@ -2,7 +2,9 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
@@ -40,7 +42,8 @@ class ClientSession {
   /// Releases everything; nothing may be called afterwards.
   void close();
 
-  /// A worker's report about an operator of this session.
+  /// Workers' reports about operators of this session.
+  void outputsKnown(const v1::OperatorOutputs& outputs);
   void operatorFailed(Rank rank, const v1::OperatorFailed& failed);
   /// Why `operand` has no value, if a worker has said so; or the error that came in place of the value.
   OperandFailurePtr failureOf(OperandId operand, Rank rank, const v1::FetchedValue& value);
@@ -83,6 +86,8 @@ class ClientSession {
   /// The outputs of a call that was refused, and the tensors that it was to write to, get the failure.
   void refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure);
   void readOn();
+  /// The outputs that were waited for have no value.
+  void failAwaited(const OperandFailurePtr& failure);
   OperandFailurePtr fail(absl::Status status, std::string operatorName, std::uint32_t site);
   OperandFailurePtr unknownTensor(TensorId tensor, const std::string& operatorName, std::uint32_t site);
   /// The first of the new operands; `number` becomes the operator's.
@@ -108,6 +113,18 @@ class ClientSession {
   FailureLog failures_;
   absl::flat_hash_set<GroupId> groups_;
   std::unique_ptr<IncomingPut> incoming_;
+  /// The call whose outputs only its run tells: all later commands wait for them.
+  struct AwaitedCall {
+    OperatorNumber number = 0;
+    GroupId group = 0;
+    TensorId tensor = 0;  // the first output, and its operand
+    OperandId operand = 0;
+    std::shared_ptr<const OperatorTemplate> op;
+    std::vector<const TensorLayout*> inputs;
+    std::vector<TensorId> inputTensors;
+    std::uint32_t site = 0;
+  };
+  std::optional<AwaitedCall> awaited_;
 
   OperandId nextOperand_;
   std::uint64_t nextFence_;

@@ -37,7 +37,7 @@ std::vector<TensorMeta> metaOf(const std::string& name, const Arguments& argumen
   const c10::OperatorHandle op = *findOperator(name);
   std::vector<const TensorMeta*> pointers;
   for (const TensorMeta& input : inputs) pointers.push_back(&input);
-  const std::vector<OutputMeta> outputs = *inferMeta(op, *bindArguments(op.schema(), arguments), pointers);
+  const std::vector<OutputMeta> outputs = **inferMeta(op, *bindArguments(op.schema(), arguments), pointers);
   std::vector<TensorMeta> metas;
   for (const OutputMeta& output : outputs) metas.push_back(output.meta);
   return metas;
@@ -114,6 +114,13 @@ TEST_CASE("metadata without data: Meta kernels, pointwise operators without one,
   CHECK(metaOf("aten::max", {{TensorArg{0}}, {}}, {floats({5, 4})})[0] == floats({}));
   CHECK(metaOf("aten::add.Tensor", {{TensorArg{0}, TensorArg{1}}, {}},
                {floats({5, 1}), *makeMeta(DType::kInt64, {3})})[0] == floats({5, 3}));
+  // No Meta kernel, and no other rule: run on zeros; or, of a large input, from the table.
+  CHECK(metaOf("aten::var", {{TensorArg{0}}, {}}, {floats({5, 4})})[0] == floats({}));
+  CHECK(metaOf("aten::roll", {{TensorArg{0}, Ints{1}}, {}}, {floats({8 << 20})})[0] == floats({8 << 20}));
+  // Only a run tells.
+  const TensorMeta five = floats({5});
+  const c10::OperatorHandle nonzero = *findOperator("aten::nonzero");
+  CHECK_FALSE((*inferMeta(nonzero, {Value(TensorArg{0})}, {&five})).has_value());
   TensorMeta transposed = floats({4, 5});
   transposed.strides = {1, 4};
   CHECK(metaOf("aten::t", {{TensorArg{0}}, {}}, {floats({5, 4})})[0] == transposed);

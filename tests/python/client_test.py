@@ -14,40 +14,16 @@ import numpy as np
 import torch
 
 import dtorch
+from daemon import LIMIT, Daemon
 from dtorch import Partial, Replicate, Shard
 
 BIN = pathlib.Path(sys.argv[1]).resolve()
-LIMIT = 20  # seconds
-
-
-class Daemon:
-    def __init__(self):
-        self.folder = tempfile.TemporaryDirectory(prefix="dtorch-test-python-")
-        self.socket = f"{self.folder.name}/dtorchd.sock"
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("DTORCH_")}
-        self.log = open(f"{self.folder.name}/log", "w+")
-        self.process = subprocess.Popen([BIN / "dtorchd", "--runtime.dir", self.folder.name], env=environment,
-                                        stdout=self.log, stderr=self.log, start_new_session=True)
-        subprocess.run([BIN / "dtorchctl", "--socket", self.socket, "status", "--wait", "60"], check=True,
-                       capture_output=True)
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            code = self.process.wait(LIMIT)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            raise
-        self.log.close()
-        self.folder.cleanup()
-        if code:
-            raise AssertionError(f"dtorchd ended with exit code {code}")
 
 
 class ClientTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.daemon = Daemon()
+        cls.daemon = Daemon(BIN)
         cls.addClassCleanup(cls.daemon.stop)
 
     def setUp(self):

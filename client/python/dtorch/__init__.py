@@ -236,8 +236,9 @@ class Session:
     """A connection to a dtorchd and the tensors made over it. Made by connect(). Thread: safe; calls of one thread keep
     their order."""
 
-    def __init__(self, handle, info):
+    def __init__(self, handle, info, sync):
         self._object = handle
+        self.sync = sync
         self.id = info.id
         self.daemon_pid = info.daemon_pid
         self.world_size = info.world_size
@@ -283,7 +284,22 @@ class Session:
                                   None if mesh is None else self._mesh(mesh), _text(placements), outputs, _site(),
                                   results))
         made = [Tensor(Object(pointer)) for pointer in results]
+        if self.sync:
+            self.synchronize().wait()
         return made[0] if outputs == 1 else made
+
+    def manual_seed(self, seed, mesh=None):
+        """Sets the random state of this session's operators on a mesh, as torch.manual_seed(): what they draw then is what
+        PyTorch draws in one process, on every placement and any number of workers."""
+        self.call("dtorch::manual_seed", int(seed), outputs=0, mesh=mesh)
+
+    def get_rng_state(self, mesh=None):
+        """A Tensor as torch.get_rng_state() gives."""
+        return self.call("dtorch::get_rng_state", mesh=mesh)
+
+    def set_rng_state(self, state):
+        """`state`: a Tensor from get_rng_state(), or put from torch.get_rng_state()."""
+        self.call("dtorch::set_rng_state", state, outputs=0)
 
     def synchronize(self):
         """A Future that resolves when everything before it has run, with the first error that nobody was told of."""
@@ -306,11 +322,11 @@ class Session:
         return mesh._object.pointer
 
 
-def connect(address=None, timeout=5.0, name=None):
+def connect(address=None, timeout=5.0, name=None, sync=False):
     """Connects to the dtorchd at `address` (a socket's path, or host:port); default: $DTORCH_SOCKET, or this user's
-    daemon."""
+    daemon. `sync`: each call waits until it has run, and raises its error: for finding faults, not for speed."""
     info = SessionInfo()
     out = c_void_p()
     program = sys.argv[0] if name is None else name
     check(LIBRARY.dtorch_connect((address or "").encode(), timeout, program.encode(), byref(out), byref(info)))
-    return Session(Object(out.value), info)
+    return Session(Object(out.value), info, sync)
