@@ -90,7 +90,7 @@ absl::StatusOr<std::vector<OutputMeta>> metasOf(const std::vector<at::Tensor>& o
   std::vector<OutputMeta> metas;
   try {
     for (const at::Tensor& output : outputs) {
-      absl::StatusOr<TensorMeta> meta = metaOf(output);
+      absl::StatusOr<TensorMeta> meta = tensorMeta(output);
       if (!meta.ok()) return meta.status();
       metas.push_back({*std::move(meta), aliasOf(output, inputs)});
     }
@@ -127,7 +127,7 @@ std::int64_t bytesOf(absl::Span<const TensorMeta* const> inputs) {
 
 }  // namespace
 
-absl::StatusOr<TensorMeta> metaOf(const at::Tensor& tensor) {
+absl::StatusOr<TensorMeta> tensorMeta(const at::Tensor& tensor) {
   if (!tensor.defined()) return absl::UnimplementedError("one of its results is no tensor");
   if (tensor.layout() != c10::kStrided) return absl::UnimplementedError("its result is not a strided tensor");
   absl::StatusOr<DType> dtype = fromTorch(tensor.scalar_type());

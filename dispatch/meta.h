@@ -19,7 +19,7 @@ struct OutputMeta {
 };
 
 /// What `tensor` looks like. UNIMPLEMENTED: it is undefined, not strided, or of a dtype that does not cross the wire.
-absl::StatusOr<TensorMeta> metaOf(const at::Tensor& tensor);
+absl::StatusOr<TensorMeta> tensorMeta(const at::Tensor& tensor);
 
 /// What an operator returns; nullopt: that depends on its inputs' values, or only a run tells.
 using OutputMetas = std::optional<std::vector<OutputMeta>>;

@@ -173,7 +173,7 @@ void KernelRunner::reportOutputs(const Task& task, const CallState& call) {
   outputs.set_first_output(task.operands[plan.inputs]->id);
   for (const std::uint32_t slot : plan.outputs) {
     const at::Tensor& tensor = call.tensors[slot];
-    toWire(*metaOf(tensor), outputs.add_metas());
+    toWire(*tensorMeta(tensor), outputs.add_metas());
     int alias = -1;
     for (std::uint32_t i = 0; alias < 0 && i < plan.inputs; ++i) {
       if (call.tensors[i].defined() && tensor.is_alias_of(call.tensors[i])) alias = static_cast<int>(i);
@@ -210,7 +210,7 @@ absl::Status KernelRunner::settleMemory(const Plan& plan, std::size_t index, Cal
 
 absl::Status KernelRunner::checkOutput(const Plan& plan, std::size_t index, const at::Tensor& tensor) {
   // What nobody knows before must at least be what can be described.
-  if (plan.expected.empty()) return metaOf(tensor).status();
+  if (plan.expected.empty()) return tensorMeta(tensor).status();
   const ExpectedOutput& expected = plan.expected[index];
   if (tensor.defined() && tensor.scalar_type() == expected.dtype &&
       tensor.sizes() == c10::IntArrayRef(expected.shape)) {
