@@ -24,7 +24,7 @@ namespace dtorch {
 /// becomes the core's cause: UNAVAILABLE, unless the daemon said something more telling.
 class Connection {
  public:
-  Connection(std::string address, std::string client, std::shared_ptr<SessionCore> core);
+  Connection(std::string address, std::string client, bool sync, std::shared_ptr<SessionCore> core);
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;

@@ -22,7 +22,7 @@ absl::StatusOr<std::shared_ptr<Session>> Session::connect(ConnectOptions options
 
   std::shared_ptr<Session> session(new Session);
   session->core_ = std::make_shared<SessionCore>();
-  session->connection_ = std::make_unique<Connection>(address, std::move(client), session->core_);
+  session->connection_ = std::make_unique<Connection>(address, std::move(client), options.sync, session->core_);
   absl::StatusOr<v1::Welcome> welcome = session->connection_->welcome(deadline);
   if (!welcome.ok()) return welcome.status();
   session->worldSize_ = welcome->world_size();

@@ -27,6 +27,9 @@ struct ConnectOptions {
   std::string address = {};  // "unix:/run/dtorch/dtorchd.sock", a path, or "host:port"; empty: defaultAddress()
   std::chrono::steady_clock::duration timeout = std::chrono::seconds(5);
   std::string name = {};  // of this program, for dtorchctl
+  /// The program waits for synchronize() after each call. An in-place call that is refused has then changed nothing;
+  /// else the tensors that it was to write to fail, since later calls are on their way that read them.
+  bool sync = false;
 };
 
 /// A connection to dtorchd and the tensors made over it. Operators are sent in batches and nothing waits for the daemon

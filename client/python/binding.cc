@@ -234,11 +234,11 @@ dtorch_error_info dtorch_error() {
 
 void dtorch_free(dtorch_object* object) { delete object; }
 
-int dtorch_connect(const char* address, double timeout, const char* name, dtorch_object** out,
+int dtorch_connect(const char* address, double timeout, const char* name, int sync, dtorch_object** out,
                    dtorch_session_info* info) {
   return guarded([&]() -> absl::Status {
     absl::StatusOr<std::shared_ptr<Session>> connected =
-        Session::connect({.address = address, .timeout = seconds(timeout), .name = name});
+        Session::connect({.address = address, .timeout = seconds(timeout), .name = name, .sync = sync != 0});
     if (!connected.ok()) return connected.status();
     *info = {(*connected)->id(), (*connected)->daemonPid(), (*connected)->worldSize()};
     *out = wrap(*std::move(connected));

@@ -48,7 +48,7 @@ struct dtorch_session_info {
 void dtorch_free(dtorch_object* object);
 
 /// `address` empty: the default one. `timeout` in seconds.
-int dtorch_connect(const char* address, double timeout, const char* name, dtorch_object** session,
+int dtorch_connect(const char* address, double timeout, const char* name, int sync, dtorch_object** session,
                    dtorch_session_info* info);
 /// `ranks` null: all workers in one dimension.
 int dtorch_mesh(dtorch_object* session, const std::int32_t* ranks, std::int32_t count, const std::int64_t* shape,

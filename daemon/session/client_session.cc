@@ -118,6 +118,7 @@ void ClientSession::hello(const v1::ClientHello& hello) {
                                                                     kProtocolVersion, ": install matching versions")));
   }
   greeted_ = true;
+  sync_ = hello.sync();
   client_ = printable(hello.client(), 256);
   auto message = std::make_shared<v1::DaemonMessage>();
   v1::Welcome* welcome = message->mutable_welcome();
@@ -289,10 +290,30 @@ OperandId ClientSession::publish(PlannedOperator* plan, absl::Span<const Operand
 void ClientSession::refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure) {
   tensors_.addFailed(command.first_output(), op.outputs, failure);
   for (const auto& [output, input] : op.mutated) {
-    if (static_cast<int>(input) < command.inputs_size()) {
+    if (!sync_ && static_cast<int>(input) < command.inputs_size()) {
       tensors_.failMemory(command.inputs(static_cast<int>(input)), failure);
     }
   }
+}
+
+absl::Status ClientSession::checkWritten(const OperatorTemplate& op, const v1::Command& command,
+                                         absl::Span<const TensorLayout* const> layouts) const {
+  if (op.mutated.empty() || std::all_of(layouts.begin(), layouts.end(), [](const TensorLayout* layout) {
+        return isAllReplicate(layout->placements);
+      })) {
+    return absl::OkStatus();
+  }
+  for (const auto& [output, written] : op.mutated) {
+    const TensorId tensor = command.inputs(static_cast<int>(written));
+    const OperandMemory* memory = tensors_.find(tensor)->memory.get();
+    for (const TensorId other : command.inputs()) {
+      if (memory == nullptr || other == tensor || tensors_.find(other)->memory.get() != memory) continue;
+      return absl::UnimplementedError(
+          "it writes to memory that another argument shares: whether they overlap may differ between the parts of a "
+          "sharded tensor; copy that argument first (aten::clone)");
+    }
+  }
+  return absl::OkStatus();
 }
 
 bool ClientSession::runCall(const v1::Command& command) {
@@ -307,7 +328,7 @@ bool ClientSession::runCall(const v1::Command& command) {
     tensors_.addFailed(command.first_output(), entry->outputs, failure);
     // Which tensor it was to write to is not known.
     for (const TensorId tensor : command.inputs()) {
-      if (entry->inPlace) tensors_.failMemory(tensor, failure);
+      if (entry->inPlace && !sync_) tensors_.failMemory(tensor, failure);
     }
     return true;
   }
@@ -333,6 +354,7 @@ bool ClientSession::runCall(const v1::Command& command) {
     layouts.push_back(operand->layout);
     operands.push_back(operand->id);
   }
+  if (absl::Status apart = checkWritten(op, command, layouts); !apart.ok()) return refuseFor(std::move(apart));
   absl::StatusOr<PlannedOperator*> plan = services_->planner->plan(op, layouts);
   if (!plan.ok()) return refuseFor(plan.status());
   if (*plan == nullptr) return false;

@@ -83,6 +83,9 @@ class ClientSession {
   /// Whether so many operands or fences can still be numbered; if not, the session ends.
   bool checkNumbers(std::size_t count);
   void receive(const std::string& data);
+  /// UNIMPLEMENTED: the ranks might not agree on whether the call reads what it writes.
+  absl::Status checkWritten(const OperatorTemplate& op, const v1::Command& command,
+                            absl::Span<const TensorLayout* const> layouts) const;
   /// The outputs of a call that was refused, and the tensors that it was to write to, get the failure.
   void refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure);
   void readOn();
@@ -100,6 +103,7 @@ class ClientSession {
   std::shared_ptr<SessionChannel> channel_;
   SessionServices* services_;
   bool greeted_ = false;
+  bool sync_ = false;  // its client hears of each error before it goes on
   bool closed_ = false;
   bool held_ = false;  // not read from, because it does not read
   std::string client_;

@@ -4,11 +4,12 @@ Each sample runs here under a dispatch mode that records every ATen call that it
 the workers, with the inputs that it had here. Values, shapes, dtypes, and strides where all inputs are contiguous, must
 be the same, of results and of the inputs that the call writes to; or the call is refused, and the reason is counted.
 
-Arguments: the folder of the programs; --workers N; --part I/N: every Nth operator, from the Ith; --report FILE: the
-refusals as Markdown.
+Arguments: the folder of the programs; --workers N; --part I/N: every Nth operator, from the Ith; --samples N: the first N
+of an operator and dtype, 0: all; --report FILE: the refusals as Markdown.
 """
 import argparse
 import collections
+import itertools
 import pathlib
 import re
 import sys
@@ -163,11 +164,11 @@ def samples(op, dtype):
 def run(options, session):
     conformance = Conformance(session)
     part, parts = (int(number) for number in options.part.split("/"))
-    chosen = [op for op in op_db if op.supports_out is not None][part::parts]
+    chosen = op_db[part::parts]
     started = time.monotonic()
     for number, op in enumerate(chosen):
         for dtype in sorted(op.supported_dtypes("cpu") & WIRE, key=str):
-            for sample in samples(op, dtype):
+            for sample in itertools.islice(samples(op, dtype), options.samples or None):
                 recorder = Recorder()
                 torch.manual_seed(SEED)
                 try:
@@ -198,6 +199,7 @@ def main():
     parser.add_argument("bin", type=pathlib.Path)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--part", default="0/1")
+    parser.add_argument("--samples", type=int, default=0)
     parser.add_argument("--report")
     options = parser.parse_args()
     daemon = Daemon(options.bin.resolve(), "--workers.count", str(options.workers), "--log.level", "error")
@@ -206,6 +208,8 @@ def main():
             conformance = run(options, session)
     finally:
         daemon.stop()
+    if options.report:
+        report(conformance, options.report)
     calls, refusals = sum(conformance.passed.values()), sum(sum(c.values()) for c in conformance.refused.values())
     print(f"{calls} calls of {len(conformance.passed)} operators as PyTorch's; {refusals} of "
           f"{len(conformance.refused)} refused; {len(conformance.wrong)} wrong")
@@ -213,8 +217,6 @@ def main():
         print(f"  refused: {name}: {reasons.most_common(1)[0]}")
     for line in conformance.wrong[:60]:
         print(f"  wrong: {line}")
-    if options.report:
-        report(conformance, options.report)
     sys.exit(1 if conformance.wrong or not calls else 0)
 
 

@@ -324,9 +324,10 @@ class Session:
 
 def connect(address=None, timeout=5.0, name=None, sync=False):
     """Connects to the dtorchd at `address` (a socket's path, or host:port); default: $DTORCH_SOCKET, or this user's
-    daemon. `sync`: each call waits until it has run, and raises its error: for finding faults, not for speed."""
+    daemon. `sync`: each call waits until it has run, and raises its error; an in-place call that was refused has then
+    changed nothing. For finding faults, not for speed."""
     info = SessionInfo()
     out = c_void_p()
     program = sys.argv[0] if name is None else name
-    check(LIBRARY.dtorch_connect((address or "").encode(), timeout, program.encode(), byref(out), byref(info)))
+    check(LIBRARY.dtorch_connect((address or "").encode(), timeout, program.encode(), sync, byref(out), byref(info)))
     return Session(Object(out.value), info, sync)

@@ -27,7 +27,7 @@ class SessionInfo(ctypes.Structure):
 OBJECT = c_void_p
 OUT = POINTER(c_void_p)
 FUNCTIONS = {
-    "dtorch_connect": [c_char_p, c_double, c_char_p, OUT, POINTER(SessionInfo)],
+    "dtorch_connect": [c_char_p, c_double, c_char_p, ctypes.c_int, OUT, POINTER(SessionInfo)],
     "dtorch_mesh": [OBJECT, POINTER(c_int32), c_int32, POINTER(c_int64), c_int32, OUT],
     "dtorch_put": [OBJECT, OBJECT, c_char_p, POINTER(HostTensor), Site, OUT],
     "dtorch_put_shards": [OBJECT, OBJECT, c_char_p, POINTER(HostTensor), c_int32, POINTER(c_int64), c_int32, Site, OUT],

@@ -1,0 +1,360 @@
+"""What operators mean, against PyTorch in this process: values that decide shapes, memory that tensors share, errors,
+random numbers. Arguments: the folder of the programs; --programs N: how many random programs of views and in-place
+operators (default 150); --seed S."""
+import argparse
+import pathlib
+import random
+import sys
+import unittest
+
+import numpy as np
+import torch
+
+import dtorch
+from daemon import Daemon
+from dtorch import Partial, Replicate, Shard
+
+parser = argparse.ArgumentParser()
+parser.add_argument("bin", type=pathlib.Path)
+parser.add_argument("--programs", type=int, default=150)
+parser.add_argument("--seed", type=int, default=20)
+OPTIONS = parser.parse_args()
+
+
+def value(tensor):
+    return torch.from_dlpack(tensor.get().wait(60))
+
+
+class WithDaemon(unittest.TestCase):
+    workers, flags = 2, ()
+
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = Daemon(OPTIONS.bin.resolve(), "--workers.count", str(cls.workers), *cls.flags)
+        cls.addClassCleanup(cls.daemon.stop)
+
+    def setUp(self):
+        self.session = self.connect()
+
+    def connect(self, **options):
+        session = dtorch.connect(self.daemon.socket, **options)
+        self.addCleanup(session.close)
+        return session
+
+    def same(self, tensor, want):
+        got = value(tensor)
+        self.assertEqual((got.dtype, got.shape), (want.dtype, want.shape))
+        self.assertTrue(torch.equal(got, want) or torch.allclose(got, want, equal_nan=True), f"{got}\n{want}")
+
+
+class Values(WithDaemon):
+    def test_results_whose_shape_depends_on_values(self):
+        x = torch.tensor([[1.0, 0, 3], [0, 5, 0]])
+        remote = self.session.put(x)
+        rows = self.session.call("aten::nonzero", remote)
+        self.same(rows, x.nonzero())
+        picked = self.session.call("aten::masked_select", remote, self.session.call("aten::gt.Scalar", remote, 2))
+        self.same(self.session.call("aten::mul.Scalar", picked, 2), x[x > 2] * 2)  # goes on with it, without a wait
+        for got, want in zip(self.session.call("aten::_unique2", remote, True, True, True, outputs=3),
+                             torch._unique2(x, True, True, True)):
+            self.same(got, want)
+        self.same(self.session.call("aten::bincount", self.session.put(torch.tensor([1, 1, 4]))),
+                  torch.bincount(torch.tensor([1, 1, 4])))
+        # Never remembered: other values of the same shape.
+        again = self.session.put(torch.ones(2, 3))
+        self.same(self.session.call("aten::nonzero", again), torch.ones(2, 3).nonzero())
+
+    def test_sharded_inputs_of_such_operators_are_refused_with_what_to_do(self):
+        rows = self.session.put(torch.ones(4, 2), [Shard(0)])
+        with self.assertRaisesRegex(dtorch.Error, "redistribute them to Replicate"):
+            self.session.call("aten::nonzero", rows).get().wait(20)
+        self.same(self.session.call("aten::nonzero", rows.redistribute([Replicate()])), torch.ones(4, 2).nonzero())
+
+    def test_an_error_in_one_reaches_what_was_called_after_it(self):
+        negative = self.session.put(torch.tensor([-1, 2]))
+        counted = self.session.call("aten::bincount", negative)
+        later = self.session.call("aten::add.Tensor", counted, 1)
+        for tensor in counted, later:
+            with self.assertRaisesRegex(dtorch.Error, "aten::bincount"):
+                tensor.get().wait(20)
+        self.same(self.session.put(torch.ones(2)), torch.ones(2))
+
+    def test_numbers_as_results(self):
+        x = torch.tensor([[1.5, 2], [3, 4]], dtype=torch.float64)
+        remote = self.session.put(x)
+        self.assertEqual(value(self.session.call("aten::item", self.session.call("aten::sum", remote))).item(), 10.5)
+        self.assertEqual(value(self.session.call("aten::size.int", remote, 1)).item(), 2)
+        self.assertTrue(value(self.session.call("aten::equal", remote, remote)).item())
+
+    def test_operators_without_a_meta_kernel(self):
+        x = torch.randn(5, 4)
+        remote = self.session.put(x)
+        for name, arguments in [("aten::var", ()), ("aten::flip", ([0],)), ("aten::std.dim", ([1],)),
+                                ("aten::median.dim", (1,)), ("aten::kthvalue", (2,)), ("aten::index_select", None)]:
+            if arguments is None:
+                got = self.session.call(name, remote, 0, self.session.put(torch.tensor([3, 1])))
+                self.same(got, x.index_select(0, torch.tensor([3, 1])))
+                continue
+            want = getattr(getattr(torch.ops.aten, name[6:].split(".")[0]),
+                           name.split(".")[1] if "." in name else "default")(x, *arguments)
+            want = want if isinstance(want, tuple) else (want,)
+            got = self.session.call(name, remote, *arguments, outputs=len(want))
+            for one, other in zip(got if len(want) > 1 else [got], want):
+                self.same(one, other)
+
+    def test_promotion_is_pytorchs(self):
+        # Without complex32, which PyTorch itself hardly knows.
+        kinds = [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
+                 torch.float64, torch.complex64]
+        for a in kinds:
+            for b in kinds:
+                for left, right in [(torch.tensor([3]).to(a), torch.tensor([2]).to(b)),
+                                    (torch.tensor(257).to(a), torch.tensor([0, 1]).to(b))]:
+                    for name in "add.Tensor", "div.Tensor", "eq.Tensor":
+                        try:
+                            operator = getattr(getattr(torch.ops.aten, name.split(".")[0]), "Tensor")
+                            want = operator(left, right)
+                        except RuntimeError:
+                            continue
+                        if want.dtype == torch.complex32:
+                            continue
+                        got = self.session.call(f"aten::{name}", self.session.put(left), self.session.put(right))
+                        self.same(got, want)
+
+    def test_scalars_cross_exactly(self):  # apache/tvm#6272
+        big = 2 ** 53 + 1
+        add = lambda tensor, number: self.session.call("aten::add.Scalar", self.session.put(tensor), number)
+        self.assertEqual(value(add(torch.zeros(2, dtype=torch.int64), big)).tolist(), [big, big])
+        self.assertEqual(value(add(torch.zeros(1, dtype=torch.int64), -2 ** 63)).tolist(), [-2 ** 63])
+        self.assertEqual(value(add(torch.zeros(1, dtype=torch.float64), 0.1)).item(), 0.1)
+        negative = self.session.call("aten::mul.Scalar", self.session.put(torch.zeros(1)), -1.0)
+        self.assertEqual(np.signbit(value(negative).numpy()).tolist(), [True])
+        self.same(self.session.call("aten::mul.Scalar", self.session.put(torch.tensor([77])), 0.1),
+                  torch.tensor([77]) * 0.1)
+
+    def test_strides_and_offsets_of_what_is_put(self):  # pytorch#20421
+        x = torch.arange(2048.0).view(32, 64)
+        self.same(self.session.put(x.t()), x.t().contiguous())
+        self.same(self.session.put(x[3:, ::2], [Shard(0)]), x[3:, ::2].contiguous())
+        self.same(self.session.put(torch.view_as_complex(torch.randn(4, 2)).conj()).__class__ and
+                  self.session.put(torch.tensor([1 + 2j]).conj().imag), torch.tensor([-2.0]))
+
+    def test_sizes_that_no_memory_holds(self):  # pytorch#42582
+        one = self.session.put(torch.zeros(1))
+        calls = [("aten::zeros", ([2, 2, 1, 2 ** 61],)), ("aten::zeros", ([2 ** 32, 2 ** 32],)),
+                 ("aten::zeros", ([-1, 3],)), ("aten::zeros", ([2] * 64,)), ("aten::zeros", ([1] * 1000,)),
+                 ("aten::repeat", (one, [2 ** 40])), ("aten::as_strided", (one, [2], [2 ** 40])),
+                 ("aten::clone", (self.session.call("aten::expand", one, [2 ** 36]),)),
+                 ("aten::rand", ([5 << 30],))]
+        for name, arguments in calls:
+            with self.subTest(name, arguments=str(arguments)[:60]), self.assertRaises(dtorch.Error) as raised:
+                self.session.call(name, *arguments).get().wait(60)
+            self.assertIn(str(raised.exception).split(":")[0],
+                          ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "UNIMPLEMENTED"), str(raised.exception))
+        empty = self.session.call("aten::zeros", [0, 2 ** 62])
+        self.assertEqual(empty.describe().wait(20).shape, (0, 2 ** 62))
+        self.same(one, torch.zeros(1))
+
+
+class Memory(WithDaemon):
+    def test_out_is_written_and_returned(self):
+        x, out = torch.randn(3, 4), torch.zeros(3, 4)
+        for placements in [Replicate()], [Shard(0)]:
+            remote, target = self.session.put(x, placements), self.session.put(out, placements)
+            result = self.session.call("aten::add.out", remote, remote, out=target)
+            self.same(target, x + x)
+            self.session.call("aten::mul_.Scalar", result, 2)  # the same memory
+            self.same(target, (x + x) * 2)
+
+    def test_an_out_of_another_shape_is_refused(self):
+        target = self.session.put(torch.zeros(2))
+        with self.assertRaisesRegex(dtorch.Error, "in place"):
+            self.session.call("aten::add.out", self.session.put(torch.ones(3)), 1, out=target).get().wait(20)
+
+    def test_a_value_asked_for_before_a_change_is_the_old_one(self):
+        x = self.session.put(torch.zeros(1000), [Shard(0)])
+        futures = []
+        for step in range(20):
+            futures.append(x.get())
+            self.session.call("aten::add_.Scalar", x, 1)
+        for step, future in enumerate(futures):
+            self.assertEqual(torch.from_dlpack(future.wait(20)).unique().tolist(), [step])
+
+    def test_handles_may_go_while_operators_read_them(self):
+        for _ in range(50):
+            x = self.session.put(torch.ones(100, 100), [Shard(0)])
+            y = self.session.call("aten::add.Tensor", x, x)
+            view = self.session.call("aten::t", x)
+            del x
+            self.session.call("aten::mul_.Scalar", view, 3)
+            self.same(y, torch.full((100, 100), 2.0))
+
+    def test_random_programs_of_views_and_in_place_operators(self):
+        refused = compared = 0
+        session = self.connect(sync=True)
+        for number in range(OPTIONS.programs):
+            program = Program(session, random.Random(OPTIONS.seed * 100_003 + number))
+            program.run()
+            refused, compared = refused + program.refused, compared + program.compared
+        print(f"{OPTIONS.programs} programs: {compared} tensors compared, {refused} calls refused")
+        self.assertGreater(compared, 20 * OPTIONS.programs)
+        self.assertGreater(compared, refused)
+
+
+class Program:
+    """Views of one base tensor, here and on the workers; every operator on both sides, then all tensors compared. A call
+    that is refused there is not made here, and must have changed nothing."""
+
+    def __init__(self, session, rng):
+        self.session, self.rng = session, rng
+        shape = [rng.choice([1, 2, 3, 4, 6]) for _ in range(rng.randint(1, 3))]
+        base = torch.arange(1.0, 1 + np.prod(shape)).view(shape)
+        placement = rng.choice([Replicate(), Shard(rng.randrange(len(shape)))])
+        self.pairs = [(base, session.put(base, [placement]))]
+        self.steps = [f"put {shape} {placement}"]
+        self.refused = self.compared = 0
+
+    def run(self):
+        for _ in range(12):
+            self.step()
+            for local, remote in self.pairs:
+                got = value(remote)
+                assert got.shape == local.shape and torch.equal(got, local), \
+                    "\n".join(self.steps) + f"\ngot {got}\nwanted {local}"
+                self.compared += 1
+
+    def step(self):
+        rng = self.rng
+        local, remote = rng.choice(self.pairs)
+        name, arguments = rng.choice([self.view, self.view, self.change, self.arithmetic])(local)
+        operator = getattr(torch.ops.aten, name.split(".")[0])
+        operator = getattr(operator, name.split(".")[1] if "." in name else "default")
+        self.steps.append(f"aten::{name} of {list(local.shape)} {[a for a in arguments if not isinstance(a, tuple)]}")
+        before = [(each.untyped_storage(), each.untyped_storage().clone()) for each, _ in self.pairs]
+        try:
+            here = operator(local, *(a[0] if isinstance(a, tuple) else a for a in arguments))
+        except RuntimeError:
+            return  # not a call that PyTorch takes
+        try:
+            result = self.session.call(f"aten::{name}", remote,
+                                       *(a[1] if isinstance(a, tuple) else a for a in arguments))
+        except dtorch.Error as error:
+            self.refused += 1
+            self.steps.append(f"  refused: {error}")
+            for storage, bytes in before:
+                storage.copy_(bytes)
+            return
+        self.pairs.append((here, result))
+        self.pairs = self.pairs[-8:]
+
+    def view(self, local):
+        rng, dims = self.rng, local.dim()
+        choices = [("unsqueeze", (rng.randint(0, dims),)), ("alias", ())]
+        if dims and local.numel():
+            dim = rng.randrange(dims)
+            extent = local.shape[dim]
+            start = rng.randrange(extent)
+            choices += [("select.int", (dim, rng.randrange(extent))), ("squeeze.dim", (dim,)),
+                        ("slice.Tensor", (dim, start, rng.randint(start, extent), rng.choice([1, 2]))),
+                        ("transpose.int", (dim, rng.randrange(dims))), ("permute", (rng.sample(range(dims), dims),)),
+                        ("view", ([local.numel()],)), ("unfold", (dim, 1, 1))]
+        if dims == 2:
+            choices.append(("t", ()))
+        return rng.choice(choices)
+
+    def change(self, local):
+        rng = self.rng
+        same = [pair for pair in self.pairs if pair[0].shape == local.shape]
+        other = rng.choice(same)
+        return rng.choice([("add_.Scalar", (1,)), ("mul_.Scalar", (2,)), ("zero_", ()), ("fill_.Scalar", (7,)),
+                           ("neg_", ()), ("copy_", (other,)), ("add_.Tensor", (other,)), ("clamp_min_", (3,))])
+
+    def arithmetic(self, local):
+        other = self.rng.choice([pair for pair in self.pairs if pair[0].shape == local.shape])
+        return self.rng.choice([("add.Tensor", (other,)), ("mul.Scalar", (3,)), ("clone", ()), ("neg", ()),
+                                ("sub.Tensor", (other,))])
+
+
+class Errors(WithDaemon):
+    def test_sync_raises_at_the_call_and_a_refused_one_has_changed_nothing(self):
+        session = self.connect(sync=True)
+        x = session.put(torch.ones(4, 2), [Shard(0)])
+        with self.assertRaisesRegex(dtorch.Error, "semantics_test.py") as raised:
+            session.call("aten::mm", x, x)
+        self.assertEqual(raised.exception.operator, "aten::mm")
+        with self.assertRaises(dtorch.Error):
+            session.call("aten::add_.Tensor", x, session.put(torch.ones(3)))
+        self.same(x, torch.ones(4, 2))
+        session.call("aten::add_.Scalar", x, 1)
+        self.same(x, torch.full((4, 2), 2.0))
+
+    def test_an_error_that_nobody_waits_for_is_told(self):  # ray#47140
+        x = self.session.put(torch.ones(2, 3, dtype=torch.int64))
+        bad = self.session.call("aten::_softmax", x, 1, False)
+        self.same(self.session.put(torch.ones(2)), torch.ones(2))
+        with self.assertRaisesRegex(dtorch.Error, "aten::_softmax"):
+            self.session.synchronize().wait(20)
+        with self.assertRaisesRegex(dtorch.Error, "aten::_softmax"):
+            self.session.call("aten::add.Tensor", bad, 1).get().wait(20)
+
+
+class RandomNumbers:
+    def draws(self, session):
+        """What a program of random operators draws, here and there."""
+        x = torch.arange(12.0).view(3, 4)
+        remote = session.put(x)
+        yield session.call("aten::randn", [5, 3]), torch.randn(5, 3)
+        yield session.call("aten::rand", [7], placements=[Shard(0)]), torch.rand(7)
+        yield session.call("aten::randint", 100, [2, 6], placements=[Shard(1)]), torch.randint(100, (2, 6))
+        yield session.call("aten::randperm", 9), torch.randperm(9)
+        for got, want in zip(session.call("aten::native_dropout", remote, 0.4, True, outputs=2),
+                             torch.native_dropout(x, 0.4, True)):
+            yield got, want
+        yield session.call("aten::multinomial", remote, 5, True), torch.multinomial(x, 5, True)
+        yield session.call("aten::normal_", remote, 1.0, 2.0), x.normal_(1.0, 2.0)
+        yield session.call("aten::bernoulli", session.put(torch.full((4, 4), 0.3))), torch.bernoulli(
+            torch.full((4, 4), 0.3))
+
+    def test_values_are_pytorchs_whatever_the_placement(self):
+        for seed in 0, 7, 2 ** 40:
+            torch.manual_seed(seed)
+            self.session.manual_seed(seed)
+            for got, want in self.draws(self.session):
+                self.assertTrue(torch.equal(value(got), want), f"{value(got)}\n{want}")
+                for rank in range(self.workers):  # replicas are equal, too
+                    if got.describe().wait(20).placements == [Replicate()]:
+                        self.assertTrue(torch.equal(torch.from_dlpack(got.get_local(rank).wait(20)), want))
+
+    def test_state_is_read_and_set_and_each_session_has_its_own(self):
+        torch.manual_seed(3)
+        self.session.manual_seed(3)
+        state = self.session.get_rng_state()
+        self.assertTrue(torch.equal(value(state), torch.get_rng_state()))
+        first = value(self.session.call("aten::randn", [4]))
+        other = self.connect()
+        other.manual_seed(99)
+        other.call("aten::randn", [100]).get().wait(20)
+        self.session.set_rng_state(state)
+        self.assertTrue(torch.equal(value(self.session.call("aten::randn", [4])), first))
+        self.assertTrue(torch.equal(first, torch.randn(4)))
+
+    def test_a_fresh_session_draws_as_a_fresh_process(self):
+        generator = torch.Generator()
+        generator.manual_seed(torch.Generator().initial_seed())
+        self.assertTrue(torch.equal(value(self.session.call("aten::randn", [3])), torch.randn(3, generator=generator)))
+
+
+class RandomOnOne(RandomNumbers, WithDaemon):
+    workers = 1
+
+
+class RandomOnThree(RandomNumbers, WithDaemon):
+    workers = 3
+
+
+class RandomInThreads(RandomNumbers, WithDaemon):
+    flags = ("--workers.mode", "thread")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
