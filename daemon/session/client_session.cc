@@ -623,6 +623,7 @@ void ClientSession::close() {
   closed_ = true;
   request_.reset();
   services_->futures->dropSession(id_);
+  if (awaited_) failAwaited(fail(absl::CancelledError("the session has ended"), awaited_->op->name, awaited_->site));
   release(tensors_.ids());
   for (const GroupId group : groups_) services_->executor->endSession(group, id_);
   services_->executor->flush();

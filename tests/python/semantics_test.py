@@ -156,6 +156,34 @@ class Values(WithDaemon):
         self.same(one, torch.zeros(1))
 
 
+class Shards(WithDaemon):
+    workers = 4
+
+    def test_parts_of_unequal_size(self):  # pytorch#110762
+        whole = torch.arange(20.0).view(10, 2)
+        tensor = self.session.put_shards(list(whole.split(3)), [10, 2], [Shard(0)])
+        self.assertEqual(tensor.describe().wait(20).shape, (10, 2))
+        self.same(tensor, whole)
+        self.same(self.session.call("aten::sum.dim_IntList", tensor, [0]), whole.sum(0))
+        for rank, part in enumerate(whole.split(3)):
+            self.assertTrue(torch.equal(torch.from_dlpack(tensor.get_local(rank).wait(20)), part))
+        shifted = self.session.put_shards(list(torch.zeros(14, 2).split([2, 3, 4, 5])), [14, 2], [Shard(0)])
+        with self.assertRaisesRegex(dtorch.Error, "torch.chunk"):
+            shifted.get().wait(20)
+
+    def test_tensors_without_elements(self):  # pytorch#85234, pytorch#117728
+        bias, rows, columns = torch.arange(4.0), torch.zeros(12, 0), torch.zeros(0, 4)
+        got = self.session.call("aten::addmm", self.session.put(bias), self.session.put(rows, [Shard(0)]),
+                                self.session.put(columns))
+        self.same(got, torch.addmm(bias, rows, columns))
+        for placement in Replicate(), Shard(0), Shard(2), Partial("sum"):
+            empty = self.session.put(torch.zeros(1, 0, 2), [Replicate()]).redistribute([placement])
+            self.same(empty.redistribute([Replicate()]), torch.zeros(1, 0, 2))
+        one = self.session.put(torch.tensor([5.0]), [Shard(0)])
+        self.same(one.redistribute([Replicate()]), torch.tensor([5.0]))
+        self.same(self.session.call("aten::sum", one), torch.tensor(5.0))
+
+
 class Memory(WithDaemon):
     def test_out_is_written_and_returned(self):
         x, out = torch.randn(3, 4), torch.zeros(3, 4)
