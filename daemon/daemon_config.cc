@@ -123,7 +123,7 @@ const ConfigTable<DaemonConfig>& daemonConfigTable() {
           {"shutdown.timeout",
            &C::shutdownTimeout,
            {milliseconds(0), hours(1)},
-           "how long what is in flight may take to finish at the end"},
+           "how long sessions and workers may take to end, a quarter each; what is in flight then fails"},
       },
       resolve);
   return table;

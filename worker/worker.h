@@ -33,7 +33,7 @@ struct WorkerOptions {
 /// One rank: receives frames, runs their operators on its streams, reports back and sends heartbeats. The same class is
 /// the whole of dtorch-worker and, in thread mode, lives in threads of dtorchd.
 ///
-/// Thread: start, stop and wait from the owner's thread.
+/// Thread: start and wait from the owner's thread, stop from any.
 /// Owns: its threads, sockets, tensor table and groups.
 class Worker {
  public:

@@ -50,7 +50,8 @@ class SessionChannel {
   virtual PeerCredentials peer() const = 0;
 };
 
-/// What the RPC layer calls; implemented by the controller. Thread: called from gRPC's threads; must not block.
+/// What the RPC layer calls; implemented by the controller. Thread: called from gRPC's threads, which also serve other
+/// clients: a call takes some 20 ms at most.
 class SessionListener {
  public:
   virtual ~SessionListener() = default;

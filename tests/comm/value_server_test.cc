@@ -57,11 +57,12 @@ std::future<SnapshotOr> fetch(ValueClient& client, std::uint64_t id) {
   return future;
 }
 
-absl::Status statusOf(std::future<SnapshotOr> future) {
+absl::Status statusOf(std::future<SnapshotOr>& future) {
   if (future.wait_for(std::chrono::seconds(10)) != std::future_status::ready)
     return absl::DeadlineExceededError("no answer");
   return future.get().status();
 }
+absl::Status statusOf(std::future<SnapshotOr>&& future) { return statusOf(future); }
 
 std::size_t openDescriptors() {
   const std::filesystem::directory_iterator begin("/proc/self/fd");
@@ -106,12 +107,12 @@ TEST_CASE("errors arrive with code and text") {
   auto waiting = fetch(*client, ticket.id);
   const absl::Status why = absl::InvalidArgumentError(std::string(3000, 'w'));
   REQUIRE(server->resolve(ticket.id, why).ok());
-  CHECK(statusOf(std::move(waiting)) == why);
+  CHECK(statusOf(waiting) == why);
   const ValueTicket dropped = server->announce();
   auto withdrawn = fetch(*client, dropped.id);
   CHECK(withdrawn.wait_for(std::chrono::milliseconds(20)) == std::future_status::timeout);
   server->withdraw(dropped.id);
-  CHECK(absl::IsAborted(statusOf(std::move(withdrawn))));
+  CHECK(absl::IsAborted(statusOf(withdrawn)));
 }
 
 TEST_CASE("either end may leave") {
@@ -121,11 +122,11 @@ TEST_CASE("either end may leave") {
   auto client = *ValueClient::connect(folder.socket());
   auto cancelled = fetch(*client, ticket.id);
   client.reset();
-  CHECK(absl::IsCancelled(statusOf(std::move(cancelled))));
+  CHECK(absl::IsCancelled(statusOf(cancelled)));
   client = *ValueClient::connect(folder.socket());
   auto waiting = fetch(*client, ticket.id);
   server.reset();
-  const absl::Status status = statusOf(std::move(waiting));
+  const absl::Status status = statusOf(waiting);
   CHECK(absl::IsUnavailable(status));
   CHECK(std::string(status.message()).find(std::to_string(::getpid())) != std::string::npos);
   CHECK(absl::IsUnavailable(statusOf(fetch(*client, ticket.id))));
