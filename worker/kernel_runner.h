@@ -58,7 +58,7 @@ class KernelRunner {
   /// An error of this call's own.
   FailurePtr originate(const std::string& what, const absl::Status& status, const Task& task, CallState& call) const;
   void report(const FailurePtr& failure, SessionId session, OperatorNumber number,
-              const std::vector<OperandId>& operands, bool originates);
+              const std::vector<OperandId>& operands, bool originates, std::uint64_t brokenEpoch);
 
   const Rank rank_;
   ThreadGroupManager& groups_;

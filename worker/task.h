@@ -20,6 +20,7 @@ struct CallState {
   std::vector<at::Tensor> tensors;
   std::vector<FailurePtr> failures;  // empty as long as nothing failed, else one a slot
   FailurePtr firstFailure;
+  std::uint64_t brokenEpoch = 0;    // of the groups, when a collective was given up
   bool originates = false;          // something failed in this call by itself, not through an input
   std::vector<OperandId> poisoned;  // inputs that a failed kernel was to change
 
@@ -29,6 +30,7 @@ struct CallState {
     if (firstFailure == nullptr) return;
     failures.clear();
     firstFailure.reset();
+    brokenEpoch = 0;
     originates = false;
     poisoned.clear();
   }
