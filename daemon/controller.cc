@@ -25,6 +25,8 @@ namespace {
 constexpr std::chrono::milliseconds kLongestSleep{500};
 // How long the sessions' requests may hold the mutex in one go; a request itself stops after as much.
 constexpr std::chrono::milliseconds kPass{20};
+// Most answers of the metadata process come sooner than a thread could be woken twice.
+constexpr absl::Duration kPatience = absl::Milliseconds(1);
 // How long the loop lets others go first.
 constexpr absl::Duration kCourtesy = absl::Milliseconds(100);
 
@@ -339,6 +341,13 @@ void Controller::boundCachesOnLoop() {
   // At most half full of what must stay: the next time is not soon.
   cacheLimit_ = std::max(kMinCached, 2 * (layouts_.size() + services_.templates.size() + services_.meshes.size()));
   templateBytesLimit_ = std::max(kMinTemplateBytes, 2 * services_.templateBytes);
+}
+
+void Controller::askOnLoop(MetadataQuestion question) {
+  const std::uint64_t number = question.number;
+  if (std::optional<MetadataAnswer> answer = metadata_->ask(std::move(question), kPatience)) {
+    planner_.answered(number, *std::move(answer));
+  }
 }
 
 void Controller::workerLostOnLoop(Rank rank, const absl::Status& why) {

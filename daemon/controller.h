@@ -94,6 +94,7 @@ class Controller : public SessionListener, private ExecutorListener {
   void resumeWaitingOnLoop();
   bool passOver() const { return std::chrono::steady_clock::now() > passEnds_; }
   void boundCachesOnLoop();
+  void askOnLoop(MetadataQuestion question);
   /// Begins a new epoch: all groups are made anew.
   void introduceOnLoop();
   void workerLostOnLoop(Rank rank, const absl::Status& why);
@@ -128,7 +129,7 @@ class Controller : public SessionListener, private ExecutorListener {
   std::deque<Event> events_;     // to be dealt with
   std::uint64_t published_ = 0;  // frames, when the subscriptions were last looked at
   LayoutTable layouts_;
-  Planner planner_{&layouts_, [this](MetadataQuestion question) { metadata_->ask(std::move(question)); }};
+  Planner planner_{&layouts_, [this](MetadataQuestion question) { askOnLoop(std::move(question)); }};
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<FutureTable> futures_;
   SessionServices services_;

@@ -326,7 +326,7 @@ absl::Status Exchange::reduceScatter(const Call& call, const std::vector<ConstRo
 absl::Status Exchange::reduceDirectly(const Call& call, const std::byte* in, std::byte* out, std::size_t bytes,
                                       ReduceKernel kernel) {
   const auto ranks = static_cast<std::size_t>(size());
-  const std::size_t slice = (bytes / ranks + 63) / 64 * 64;
+  const std::size_t slice = (bytes + 64 * ranks - 1) / (64 * ranks) * 64;  // of whole cache lines, all of them enough
   const auto begin = [&](std::size_t r) { return std::min(bytes, r * slice); };
   const auto length = [&](std::size_t r) { return std::min(bytes, (r + 1) * slice) - begin(r); };
   const auto self = static_cast<std::size_t>(self_);

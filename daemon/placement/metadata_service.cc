@@ -18,9 +18,16 @@ MetadataService::~MetadataService() {
   thread_.join();
 }
 
-void MetadataService::ask(MetadataQuestion question) {
+std::optional<MetadataAnswer> MetadataService::ask(MetadataQuestion question, absl::Duration patience) {
   const absl::MutexLock lock(&mutex_);
+  const std::uint64_t number = question.number;
   questions_.push_back(std::move(question));
+  const auto answered = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return answers_.contains(number); };
+  if (!mutex_.AwaitWithTimeout(absl::Condition(&answered), patience)) {
+    late_.insert(number);
+    return std::nullopt;
+  }
+  return std::move(answers_.extract(number).mapped());
 }
 
 void MetadataService::run() {
@@ -38,7 +45,15 @@ void MetadataService::run() {
     }
     std::vector<const TensorMeta*> inputs;
     for (const TensorMeta& input : question.inputs) inputs.push_back(&input);
-    onAnswer_(question.number, process_.infer(question.op, question.arguments, inputs));
+    MetadataAnswer answer = process_.infer(question.op, question.arguments, inputs);
+    {
+      const absl::MutexLock lock(&mutex_);
+      if (late_.erase(question.number) == 0) {
+        answers_.emplace(question.number, std::move(answer));
+        continue;
+      }
+    }
+    onAnswer_(question.number, std::move(answer));
   }
 }
 

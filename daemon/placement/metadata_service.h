@@ -2,11 +2,15 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "core/tensor_meta.h"
 #include "core/value.h"
 #include "daemon/placement/metadata_process.h"
@@ -21,7 +25,7 @@ struct MetadataQuestion {
   std::vector<TensorMeta> inputs;
 };
 
-/// Asks the metadata process on a thread of its own: nobody else waits while a Meta kernel runs.
+/// Asks the metadata process on a thread of its own: nobody else waits while a Meta kernel takes its time.
 ///
 /// Thread: ask() is safe; onAnswer is called on the service's thread, in the order of the questions. Owns: the thread.
 class MetadataService {
@@ -29,7 +33,8 @@ class MetadataService {
   explicit MetadataService(std::function<void(std::uint64_t, MetadataAnswer)> onAnswer);
   /// Questions without an answer get none.
   ~MetadataService();
-  void ask(MetadataQuestion question);
+  /// Waits for the answer, but not longer than `patience`; nullopt: onAnswer gets it later.
+  std::optional<MetadataAnswer> ask(MetadataQuestion question, absl::Duration patience);
 
  private:
   void run();
@@ -38,6 +43,8 @@ class MetadataService {
   MetadataProcess process_;
   absl::Mutex mutex_;
   std::deque<MetadataQuestion> questions_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::uint64_t, MetadataAnswer> answers_ ABSL_GUARDED_BY(mutex_);  // that are waited for
+  absl::flat_hash_set<std::uint64_t> late_ ABSL_GUARDED_BY(mutex_);          // questions that are not
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
