@@ -76,7 +76,8 @@ absl::Status unknown(absl::string_view what, absl::string_view given, absl::stri
   if (nearest != known.end() && editDistance(*nearest, given) <= 4) {
     absl::StrAppend(&message, "; did you mean ", *nearest, "?");
   }
-  return absl::InvalidArgumentError(absl::StrCat(message, message.back() == '?' ? " " : ". ", "--help lists all of them."));
+  return absl::InvalidArgumentError(
+      absl::StrCat(message, message.back() == '?' ? " " : ". ", "--help lists all of them."));
 }
 
 /// A value as it was found, before its key is looked up.

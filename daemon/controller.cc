@@ -287,7 +287,8 @@ void Controller::handleOnLoop(Event event) {
                         },
                         [&](WorkerExited& exited) {
                           workerLostOnLoop(exited.rank, absl::UnavailableError(absl::StrCat(
-                                                            "worker ", exited.rank, " is gone until dtorchd is restarted: ", exited.detail)));
+                                                            "worker ", exited.rank,
+                                                            " is gone until dtorchd is restarted: ", exited.detail)));
                         }},
              event);
 }

@@ -86,7 +86,8 @@ const ConfigTable<DaemonConfig>& daemonConfigTable() {
           {"workers.memory",
            &C::workersMemory,
            {{0}, {1LL << 50}},
-           "bytes that a worker process's tensors of 64 KiB and more may hold, temporaries of kernels included; 0: four "
+           "bytes that a worker process's tensors of 64 KiB and more may hold, temporaries of kernels included; 0: "
+           "four "
            "fifths of the machine's memory / workers"},
           {"workers.start_timeout",
            &C::workersStartTimeout,
@@ -108,7 +109,8 @@ const ConfigTable<DaemonConfig>& daemonConfigTable() {
            "bytes of messages sent to workers and not yet done, before clients are slowed"},
           {"session.max_message", &C::sessionMaxMessage, {{32 << 20}, {1LL << 30}}, "largest message of a client"},
           {"session.max_tensors", &C::sessionMaxTensors, {1, 1LL << 40}, "tensors that a session may hold"},
-          {"session.max_bytes", &C::sessionMaxBytes,
+          {"session.max_bytes",
+           &C::sessionMaxBytes,
            {{1 << 20}, {1LL << 50}},
            "tensor bytes that a session may hold, each tensor counted once"},
           {"comm.timeout", &C::commTimeout, {milliseconds(10), hours(24)}, "time limit of one collective"},

@@ -8,9 +8,9 @@
 
 namespace dtorch {
 
-/// `arguments` as one value for each parameter of `schema`, in its order, with the schema's defaults in the gaps. What is
-/// given for a list of ints is one: a single int, and a list of any values that are ints, too.
-/// INVALID_ARGUMENT: too many, an unknown name, given twice, or a missing one; the message shows the schema.
+/// `arguments` as one value for each parameter of `schema`, in its order, with the schema's defaults in the gaps. What
+/// is given for a list of ints is one: a single int, and a list of any values that are ints, too. INVALID_ARGUMENT: too
+/// many, an unknown name, given twice, or a missing one; the message shows the schema.
 absl::StatusOr<std::vector<Value>> bindArguments(const c10::FunctionSchema& schema, const Arguments& arguments);
 
 /// A constant `value` as the IValue that parameter `argument` takes, coerced as PyTorch's own argument parser does: an

@@ -26,8 +26,8 @@ using OutputMetas = std::optional<std::vector<OutputMeta>>;
 
 /// Metadata of what `op` returns for inputs of the given metadata, by its Meta kernel; no data is touched. Operators
 /// without one: pointwise ones broadcast, and their dtype is that of a run on empty tensors; the others are run here on
-/// zeros, if these are few; some follow the table in meta.cc. To be called where a kernel may do no harm (see MetadataProcess).
-/// INVALID_ARGUMENT: LibTorch refuses the inputs. UNIMPLEMENTED: its result is no strided tensor.
+/// zeros, if these are few; some follow the table in meta.cc. To be called where a kernel may do no harm (see
+/// MetadataProcess). INVALID_ARGUMENT: LibTorch refuses the inputs. UNIMPLEMENTED: its result is no strided tensor.
 absl::StatusOr<OutputMetas> inferMeta(const c10::OperatorHandle& op, const std::vector<Value>& arguments,
                                       absl::Span<const TensorMeta* const> inputs);
 

@@ -27,9 +27,10 @@ class PreparedCall {
                                              at::Device device);
 
   /// Runs the operator on `tensors`, to which the arguments' TensorArg indices refer, and appends its outputs (tensor
-  /// lists flattened, numbers as tensors without dimensions) to `outputs`. Whatever LibTorch throws becomes a Status with its first line:
-  /// INVALID_ARGUMENT, UNIMPLEMENTED (no kernel), RESOURCE_EXHAUSTED (out of memory), INTERNAL. What operators of the
-  /// "empty" family return is zero: the same on every rank, and nothing that was in the memory before.
+  /// lists flattened, numbers as tensors without dimensions) to `outputs`. Whatever LibTorch throws becomes a Status
+  /// with its first line: INVALID_ARGUMENT, UNIMPLEMENTED (no kernel), RESOURCE_EXHAUSTED (out of memory), INTERNAL.
+  /// What operators of the "empty" family return is zero: the same on every rank, and nothing that was in the memory
+  /// before.
   absl::Status run(absl::Span<const at::Tensor> tensors, std::vector<at::Tensor>* outputs) const;
 
   const c10::OperatorHandle& op() const { return op_; }
@@ -45,7 +46,7 @@ class PreparedCall {
   };
   explicit PreparedCall(c10::OperatorHandle op);
   c10::OperatorHandle op_;
-  bool uninitialized_;  // it leaves its outputs' memory as it was
+  bool uninitialized_;           // it leaves its outputs' memory as it was
   torch::jit::Stack constants_;  // one entry an argument; holes are None
   std::vector<Hole> holes_;
 };

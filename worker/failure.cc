@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
 #include "comm/exchange/failure_cause.h"
 #include "dtorch/v1/worker.pb.h"
 #include "proto/codec.h"
@@ -37,8 +37,8 @@ std::shared_ptr<const Failure> Failure::ofPeer(const absl::Status& status) {
   const std::string bytes(status.GetPayload(kFailureCause).value_or(absl::Cord()));
   v1::OperatorFailed cause;
   if (bytes.empty() || !cause.ParseFromString(bytes)) return nullptr;
-  auto failure = std::make_shared<Failure>(
-      absl::Status(status.code(), status.message()), cause.error().rank() - 1, cause.error().operator_name());
+  auto failure = std::make_shared<Failure>(absl::Status(status.code(), status.message()), cause.error().rank() - 1,
+                                           cause.error().operator_name());
   failure->root = cause.root();
   failure->site = cause.site();
   return failure;

@@ -41,8 +41,7 @@ class KernelRunner {
   /// Why `operand` has no value; null: it has one.
   FailurePtr failureOf(const Operand& operand) const;
   /// Makes `operands` hold `failure` and reports it as the result of operator `number` (0: not an operator).
-  void fail(absl::Span<const OperandRef> operands, const FailurePtr& failure, SessionId session,
-            OperatorNumber number);
+  void fail(absl::Span<const OperandRef> operands, const FailurePtr& failure, SessionId session, OperatorNumber number);
 
  private:
   void runSegment(const Task& task, CallState& call);

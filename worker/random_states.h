@@ -11,8 +11,9 @@
 
 namespace dtorch {
 
-/// The random states of one rank: each session has one for each mesh of ranks, the same on all of them. It begins as that
-/// of a LibTorch process does, and all its draws are whole tensors, so that values are those of LibTorch in one process.
+/// The random states of one rank: each session has one for each mesh of ranks, the same on all of them. It begins as
+/// that of a LibTorch process does, and all its draws are whole tensors, so that values are those of LibTorch in one
+/// process.
 ///
 /// Thread: safe.
 class RandomStates {

@@ -146,9 +146,8 @@ void Scheduler::failCall(const Plan& plan, const v1::WorkerCommand& command, Ope
   failure->root = number;
   failure->site = command.site();
   enqueueJob(StreamKind::kCompute, [outputs = std::move(outputs), failure = FailurePtr(std::move(failure)),
-                                    session = sessionOf(command.first_output()), number](KernelRunner& runner) {
-    runner.fail(outputs, failure, session, number);
-  });
+                                    session = sessionOf(command.first_output()),
+                                    number](KernelRunner& runner) { runner.fail(outputs, failure, session, number); });
 }
 
 OperandRef Scheduler::inputOf(OperandId id) {

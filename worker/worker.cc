@@ -103,7 +103,8 @@ class Worker::Impl {
   void runStream(StreamKind kind) {
     at::set_num_threads(options_.threads);
     const c10::InferenceMode noAutograd;
-    KernelRunner runner(options_.rank, *groups_, lostMemory_, randomStates_, reporter_, progress_[static_cast<std::size_t>(kind)]);
+    KernelRunner runner(options_.rank, *groups_, lostMemory_, randomStates_, reporter_,
+                        progress_[static_cast<std::size_t>(kind)]);
     KernelStream<Task>& stream = streamOf(kind);
     KernelStream<Task>& other = streamOf(otherStream(kind));
     for (;;) {

@@ -161,7 +161,8 @@ std::optional<int> differingReplica(absl::Span<const HostView> parts, const Devi
       const auto extent = static_cast<int>(mesh.shape()[static_cast<std::size_t>(m)]);
       if (replicated) first -= i / step % extent * step;
     }
-    if (first != i && !sameElements(parts[static_cast<std::size_t>(first)], parts[static_cast<std::size_t>(i)])) return i;
+    if (first != i && !sameElements(parts[static_cast<std::size_t>(first)], parts[static_cast<std::size_t>(i)]))
+      return i;
   }
   return std::nullopt;
 }
@@ -275,12 +276,14 @@ Tensor SessionCore::put(absl::Span<const HostView> parts, bool whole, TensorMeta
     total += static_cast<std::size_t>(meta->bytes());
   }
 
-  if (const std::optional<int> other = whole || (!placements.empty() && static_cast<int>(placements.size()) != mesh.device().dims())
-                                            ? std::nullopt
-                                            : differingReplica(parts, mesh.device(), placements)) {
-    return failed(what, site,
-                  absl::InvalidArgumentError(absl::StrCat(
-                      "part ", *other, " differs from another that shall be its replica (", toString(placements), ")")));
+  if (const std::optional<int> other =
+          whole || (!placements.empty() && static_cast<int>(placements.size()) != mesh.device().dims())
+              ? std::nullopt
+              : differingReplica(parts, mesh.device(), placements)) {
+    return failed(
+        what, site,
+        absl::InvalidArgumentError(absl::StrCat("part ", *other, " differs from another that shall be its replica (",
+                                                toString(placements), ")")));
   }
 
   PartReader reader(parts);

@@ -36,7 +36,8 @@ class ThreadGroupManager {
   /// The group of `ranks`, which hold this one; every member asks for it in the same order relative to its other
   /// groups. NOT_FOUND: a rank that is no peer. UNAVAILABLE: a peer died. DEADLINE_EXCEEDED: a peer did not come.
   absl::StatusOr<ThreadGroup*> group(const std::vector<Rank>& ranks);
-  /// The epoch, if one of its groups can no longer be used, or could not be made; else 0. The next epoch makes new ones.
+  /// The epoch, if one of its groups can no longer be used, or could not be made; else 0. The next epoch makes new
+  /// ones.
   std::uint64_t brokenEpoch() const;
   /// Ends every running and later call with `why`. Idempotent; any thread.
   void abort(const absl::Status& why);

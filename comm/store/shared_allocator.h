@@ -12,8 +12,8 @@ inline constexpr std::size_t kSharedTensorBytes = 64 << 10;
 /// processes reach them without a copy. When there is no memory for it, tensors come from the allocator before. To be
 /// called before ThreadGroupManager::create(); repeated calls do nothing.
 void installSharedAllocator();
-/// From now on tensors of kSharedTensorBytes and more hold at most `bytes` together, temporaries of kernels included: what
-/// would go beyond throws c10::OutOfMemoryError. Smaller ones are not counted.
+/// From now on tensors of kSharedTensorBytes and more hold at most `bytes` together, temporaries of kernels included:
+/// what would go beyond throws c10::OutOfMemoryError. Smaller ones are not counted.
 void limitSharedAllocator(std::size_t bytes);
 
 /// While it lives, tensors that this thread places in shared memory belong to `owner`, a session for instance: what is

@@ -285,9 +285,8 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::makeUnknown(const Oper
                                                                       absl::Span<const TensorLayout* const> inputs) {
   if (!allReplicated(inputs) || std::any_of(op.placements.begin(), op.placements.end(),
                                             [](const Placement& placement) { return !placement.isReplicate(); })) {
-    return absl::UnimplementedError(
-        absl::StrCat("inputs ", describe(inputs),
-                     ": only a run tells its result's shape; redistribute them to Replicate first"));
+    return absl::UnimplementedError(absl::StrCat(
+        "inputs ", describe(inputs), ": only a run tells its result's shape; redistribute them to Replicate first"));
   }
   std::unique_ptr<PlannedOperator> plan = start(meshOf(op, inputs), inputs.size(), op.name);
   plan->unknownOutputs = true;

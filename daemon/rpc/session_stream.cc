@@ -29,10 +29,10 @@ std::size_t countCommands(const grpc::ByteBuffer& bytes) {
   grpc::ByteBuffer same(bytes);  // shares the slices
   grpc::ProtoBufferReader reader(&same);
   google::protobuf::io::CodedInputStream in(&reader);
-  constexpr auto kBatch = WireFormatLite::MakeTag(v1::ClientMessage::kBatchFieldNumber,
-                                                  WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
-  constexpr auto kCommand = WireFormatLite::MakeTag(v1::CommandBatch::kCommandsFieldNumber,
-                                                    WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+  constexpr auto kBatch =
+      WireFormatLite::MakeTag(v1::ClientMessage::kBatchFieldNumber, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+  constexpr auto kCommand =
+      WireFormatLite::MakeTag(v1::CommandBatch::kCommandsFieldNumber, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
   std::size_t commands = 0;
   while (const std::uint32_t tag = in.ReadTag()) {
     std::uint32_t length = 0;

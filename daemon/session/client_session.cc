@@ -218,9 +218,9 @@ void ClientSession::outputsKnown(const v1::OperatorOutputs& reported) {
   for (std::size_t o = 0; o < outputs.size(); ++o) {
     const int alias = metas[o].alias;
     const bool shares = alias >= 0 && static_cast<std::size_t>(alias) < call.inputTensors.size();
-    tensors_.add(call.tensor + o, {call.operand + o, outputs[o], nullptr,
-                                   shares ? tensors_.memoryOf(call.inputTensors[static_cast<std::size_t>(alias)])
-                                          : nullptr});
+    tensors_.add(call.tensor + o,
+                 {call.operand + o, outputs[o], nullptr,
+                  shares ? tensors_.memoryOf(call.inputTensors[static_cast<std::size_t>(alias)]) : nullptr});
   }
   services_->planner->learn(*call.op, call.inputs, std::move(metas));
 }
@@ -241,8 +241,7 @@ void ClientSession::operatorFailed(Rank rank, const v1::OperatorFailed& failed) 
                               : failed.operands_size() > 0    ? failed.operands(0)
                                                               : 0;
   const Rank where = failed.error().rank() > 0 ? failed.error().rank() - 1 : rank;
-  const OperandFailurePtr failure =
-      failures_.reported(root, where, definitions_.site(failed.site()), failed.error());
+  const OperandFailurePtr failure = failures_.reported(root, where, definitions_.site(failed.site()), failed.error());
   failures_.setFailed(failed.operands(), failure, tensors_);
   tensors_.writerFailed(failed.operator_number(), failure);
   if (awaited_ && awaited_->number == failed.operator_number()) failAwaited(failure);
@@ -495,8 +494,8 @@ bool ClientSession::get(const v1::Command& command) {
     return true;
   }
   const SessionTensor* source = tensors_.find(wanted.tensor());
-  if (OperandFailurePtr failure = source == nullptr ? unknownTensor(wanted.tensor(), "get", command.site())
-                                                    : source->failure();
+  if (OperandFailurePtr failure =
+          source == nullptr ? unknownTensor(wanted.tensor(), "get", command.site()) : source->failure();
       failure != nullptr) {
     FutureTable::sendError(channel_.get(), wanted.future(), failure.get());
     return true;

@@ -21,8 +21,8 @@ void FailureLog::countOne() {
 }
 
 OperandFailurePtr FailureLog::refused(absl::Status status, std::string operatorName, std::string site) {
-  auto failure = std::make_shared<OperandFailure>(
-      OperandFailure{std::move(status), std::move(operatorName), -1, std::move(site)});
+  auto failure =
+      std::make_shared<OperandFailure>(OperandFailure{std::move(status), std::move(operatorName), -1, std::move(site)});
   countOne();
   remember(failure);
   return failure;
@@ -33,8 +33,8 @@ OperandFailurePtr FailureLog::reported(OperatorNumber root, Rank rank, std::stri
   if (it != reported_.end()) return it->second;
   // Their dependents have all been reported by now, or give their own root's name again.
   if (reported_.size() >= kRemembered) reported_.clear();
-  auto failure = std::make_shared<OperandFailure>(
-      OperandFailure{fromWire(error), error.operator_name(), rank, std::move(site)});
+  auto failure =
+      std::make_shared<OperandFailure>(OperandFailure{fromWire(error), error.operator_name(), rank, std::move(site)});
   countOne();
   remember(failure);
   reported_[root] = failure;

@@ -43,8 +43,7 @@ absl::StatusOr<TensorLayout> checkPut(const v1::Put& put, const Definitions& def
       absl::StatusOr<TensorMeta> part = makeMeta(meta->dtype, given);
       if (!part.ok()) return part.status();
       const Rank rank = mesh.ranks()[static_cast<std::size_t>(i)];
-      const std::vector<std::int64_t> expected =
-          localShape(meta->shape, mesh, *placements, *mesh.coordinate(rank));
+      const std::vector<std::int64_t> expected = localShape(meta->shape, mesh, *placements, *mesh.coordinate(rank));
       if (given != expected) {
         return absl::InvalidArgumentError(absl::StrCat(
             "rank ", rank, "'s part of ", meta->toString(), " ", toString(*placements), " must be of shape ",

@@ -29,8 +29,7 @@ const SessionTensor* TensorTable::find(TensorId tensor) const {
 
 absl::Status TensorTable::checkNew(TensorId first, std::uint32_t count) const {
   if (tensors_.size() + count > limits_.maxTensors + kSpareFailed) {
-    return absl::ResourceExhaustedError(
-        "the session holds more failed tensors than session.max_tensors: release some");
+    return absl::ResourceExhaustedError("the session holds more failed tensors than session.max_tensors: release some");
   }
   for (TensorId tensor = first; tensor != first + count; ++tensor) {
     if (tensor != 0 && !tensors_.contains(tensor)) continue;

@@ -29,9 +29,7 @@ struct SessionTensor {
   std::shared_ptr<OperandMemory> memory;  // null: no other tensor shares it, and nothing has written to it
 
   /// Why it has no value; null: it has one, or will.
-  const OperandFailurePtr& failure() const {
-    return error == nullptr && memory != nullptr ? memory->failure : error;
-  }
+  const OperandFailurePtr& failure() const { return error == nullptr && memory != nullptr ? memory->failure : error; }
 };
 
 struct SessionLimits {

@@ -29,7 +29,8 @@ void collectives(RankContext& context) {
   const auto self = static_cast<std::size_t>(context.rank);
   // A byte more than the ranks' slices of whole cache lines hold.
   const auto odd = group.allReduce(at::full({n * 65536 + 1}, context.rank + 1, at::kByte), ReduceOp::kSum, {});
-  context.check(odd.ok() && at::equal(*odd, at::full_like(*odd, n * (n + 1) / 2)), "all_reduce of an odd number of bytes");
+  context.check(odd.ok() && at::equal(*odd, at::full_like(*odd, n * (n + 1) / 2)),
+                "all_reduce of an odd number of bytes");
   for (const std::int64_t rows : rowsFor(n)) {
     const CallTag tag{static_cast<std::uint64_t>(rows), "test"};
     std::vector<at::Tensor> inputs;

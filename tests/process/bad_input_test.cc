@@ -228,8 +228,8 @@ TEST_CASE("parts that shall be replicas of each other are") {
   const std::vector<HostView> same = {HostView::of(one, {2}), HostView::of(one, {2})};
   const std::vector<HostView> different = {HostView::of(one, {2}), HostView::of(other, {2})};
   CHECK(session->putShards(same, {2}, session->mesh(), {Placement::replicate()}).get().wait(kDeadline).ok());
-  CHECK(absl::IsInvalidArgument(
-      errorOf(session->putShards(different, {2}, session->mesh(), {Placement::replicate()}))));
+  CHECK(
+      absl::IsInvalidArgument(errorOf(session->putShards(different, {2}, session->mesh(), {Placement::replicate()}))));
   CHECK(session->putShards(different, {2}, session->mesh(), {Placement::partial()}).get().wait(kDeadline).ok());
 }
 
@@ -251,8 +251,8 @@ TEST_CASE("what one session left in memory no other one sees") {
       const auto values = *value->values<float>();
       CHECK(std::all_of(values.begin(), values.end(), [](float v) { return v == 0; }));
     }
-    const auto refused = errorOf(session->call("aten::_reshape_alias_copy", {session->call("aten::ones", {Sizes{4}}),
-                                                                              Sizes{1 << 16}, Sizes{1}}));
+    const auto refused = errorOf(session->call("aten::_reshape_alias_copy",
+                                               {session->call("aten::ones", {Sizes{4}}), Sizes{1 << 16}, Sizes{1}}));
     CHECK(absl::IsPermissionDenied(refused));
   }
 }
