@@ -30,7 +30,7 @@ TensorBoard::Entry* TensorBoard::set(const std::string& key, const Description& 
   entry->readers = readers;
   entry->finished.store(0, std::memory_order_relaxed);
   entry->refused.store(0, std::memory_order_relaxed);
-  entry->generation.store(generation, std::memory_order_relaxed);
+  entry->generation.store(generation, std::memory_order_release);
   entry->isSet.store(1, std::memory_order_release);
   return &*entry;
 }
@@ -39,8 +39,10 @@ void TensorBoard::free(Entry& entry) { entry.isSet.store(0, std::memory_order_re
 
 TensorBoard::Entry* TensorBoard::find(const std::string& key, std::uint64_t after) const {
   for (Entry& entry : layout_->entries) {
-    if (entry.isSet.load(std::memory_order_acquire) != 0 && key == entry.key.data() &&
-        entry.generation.load(std::memory_order_relaxed) > after) {
+    // The key of an entry that this reader has finished may be written at the moment: its generation is looked at
+    // first.
+    if (entry.isSet.load(std::memory_order_acquire) != 0 && entry.generation.load(std::memory_order_acquire) > after &&
+        key == entry.key.data()) {
       return &entry;
     }
   }
