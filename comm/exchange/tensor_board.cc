@@ -55,7 +55,8 @@ bool TensorBoard::finish(Entry& entry, std::uint64_t generation, const std::stri
     entry.reason.fill('\0');
     std::memcpy(entry.reason.data(), refusal.data(), std::min(refusal.size(), kMaxReason - 1));
   }
-  return entry.finished.fetch_add(1, std::memory_order_acq_rel) < entry.readers;
+  const std::uint32_t readers = entry.readers;  // once all have finished, the entry may be another's
+  return entry.finished.fetch_add(1, std::memory_order_acq_rel) < readers;
 }
 
 std::uint32_t TensorBoard::changes() const { return layout_->changes.load(std::memory_order_seq_cst); }
