@@ -149,7 +149,9 @@ at::Tensor expected(const std::vector<at::Tensor>& inputs, Reduction op) {
 /// NaNs equal; float8, complex32 and the wider unsigned types have no comparison of their own.
 bool sameBits(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
-  return std::memcmp(a.contiguous().const_data_ptr(), b.contiguous().const_data_ptr(), a.nbytes()) == 0;
+  // Nothing may have no address, which memcmp does not take.
+  return a.numel() == 0 ||
+         std::memcmp(a.contiguous().const_data_ptr(), b.contiguous().const_data_ptr(), a.nbytes()) == 0;
 }
 
 void reductions(RankContext& context) {

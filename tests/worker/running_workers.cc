@@ -64,7 +64,8 @@ at::Tensor valueOf(const v1::FetchedValue& value) {
   const auto bytes = static_cast<std::size_t>(meta->bytes());
   if (!value.has_segment()) {
     if (value.inline_bytes().size() != bytes) throw std::runtime_error("a value of the wrong size");
-    std::memcpy(tensor.data_ptr(), value.inline_bytes().data(), bytes);
+    // Nothing may have no address, which memcpy does not take.
+    if (bytes > 0) std::memcpy(tensor.data_ptr(), value.inline_bytes().data(), bytes);
     return tensor;
   }
   const v1::SegmentRef& ref = value.segment();
