@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
 
@@ -282,6 +283,7 @@ std::string describe(const Range<ByteSize>& range) {
                       bytesText(range.max.bytes));
 }
 std::string describe(AnyText) { return "a text without double quotes and line breaks"; }
+std::string describe(AnyList) { return "texts without double quotes and line breaks, separated by commas"; }
 std::string describe(AnyBool) { return "true or false"; }
 std::string describeChoices(const std::vector<std::string>& words) { return absl::StrJoin(words, ", "); }
 
@@ -321,6 +323,16 @@ bool parse(absl::string_view text, AnyText, std::string& value) {
   return true;
 }
 
+bool parse(absl::string_view text, AnyList, std::vector<std::string>& value) {
+  if (!fitsInFile(text)) return false;
+  value.clear();
+  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+    const absl::string_view stripped = absl::StripAsciiWhitespace(part);
+    if (!stripped.empty()) value.emplace_back(stripped);
+  }
+  return true;
+}
+
 bool parse(absl::string_view text, AnyBool, bool& value) {
   if (text != "true" && text != "false") return false;
   value = text == "true";
@@ -333,6 +345,7 @@ std::string print(std::chrono::milliseconds value, const Range<std::chrono::mill
 }
 std::string print(ByteSize value, const Range<ByteSize>&) { return bytesText(value.bytes); }
 std::string print(const std::string& value, AnyText) { return value; }
+std::string print(const std::vector<std::string>& value, AnyList) { return absl::StrJoin(value, ","); }
 std::string print(bool value, AnyBool) { return value ? "true" : "false"; }
 
 absl::StatusOr<Request> read(const ConfigProgram& program, const std::vector<ConfigKey>& keys,

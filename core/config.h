@@ -30,6 +30,7 @@ struct Range {
 template <typename E>
 using Choices = std::vector<std::pair<std::string, E>>;
 struct AnyText {};  // without line breaks and double quotes, so that a file can hold it
+struct AnyList {};  // of texts without commas
 struct AnyBool {};
 
 namespace config_detail {
@@ -43,6 +44,10 @@ struct RuleOf<std::string> {
   using Type = AnyText;
 };
 template <>
+struct RuleOf<std::vector<std::string>> {
+  using Type = AnyList;
+};
+template <>
 struct RuleOf<bool> {
   using Type = AnyBool;
 };
@@ -51,6 +56,7 @@ std::string describe(const Range<std::int64_t>& range);
 std::string describe(const Range<std::chrono::milliseconds>& range);
 std::string describe(const Range<ByteSize>& range);
 std::string describe(AnyText rule);
+std::string describe(AnyList rule);
 std::string describe(AnyBool rule);
 std::string describeChoices(const std::vector<std::string>& words);
 
@@ -58,12 +64,14 @@ bool parse(absl::string_view text, const Range<std::int64_t>& range, std::int64_
 bool parse(absl::string_view text, const Range<std::chrono::milliseconds>& range, std::chrono::milliseconds& value);
 bool parse(absl::string_view text, const Range<ByteSize>& range, ByteSize& value);
 bool parse(absl::string_view text, AnyText rule, std::string& value);
+bool parse(absl::string_view text, AnyList rule, std::vector<std::string>& value);
 bool parse(absl::string_view text, AnyBool rule, bool& value);
 
 std::string print(std::int64_t value, const Range<std::int64_t>& range);
 std::string print(std::chrono::milliseconds value, const Range<std::chrono::milliseconds>& range);
 std::string print(ByteSize value, const Range<ByteSize>& range);
 std::string print(const std::string& value, AnyText rule);
+std::string print(const std::vector<std::string>& value, AnyList rule);
 std::string print(bool value, AnyBool rule);
 
 template <typename E>
@@ -102,7 +110,8 @@ struct ConfigKey {
 };
 
 /// A row of the table of S: key, member, what is allowed, one line of documentation. The default is the member's own
-/// initialiser. Members are bool, std::int64_t, std::chrono::milliseconds, ByteSize, std::string or an enumeration.
+/// initialiser. Members are bool, std::int64_t, std::chrono::milliseconds, ByteSize, std::string,
+/// std::vector<std::string> or an enumeration.
 template <typename S>
 struct ConfigRow : ConfigKey {
   template <typename T>
@@ -116,7 +125,7 @@ struct ConfigRow : ConfigKey {
                   [member, rule](const void* config) {
                     return config_detail::print(static_cast<const S*>(config)->*member, rule);
                   },
-                  std::is_same_v<T, std::string>,
+                  std::is_same_v<T, std::string> || std::is_same_v<T, std::vector<std::string>>,
                   std::is_same_v<T, bool>} {}
 };
 

@@ -44,12 +44,29 @@ struct Printer {
   std::string operator()(const LocalSizes& v) const {
     return absl::StrCat("local sizes of [", absl::StrJoin(v.shape, ", "), "] ", dtorch::toString(v.placements));
   }
+  std::string operator()(const LocalRange& v) const {
+    return absl::StrCat("local ", v.part == LocalRange::Part::kOffset ? "offset" : "length", " along ", v.dim, " of [",
+                        absl::StrJoin(v.shape, ", "), "] ", dtorch::toString(v.placements));
+  }
 };
 
 // Two doubles are the same argument only when every bit is: -0.0 and 0.0 differ, equal NaNs do not.
 bool sameBits(double a, double b) { return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b); }
 
 }  // namespace
+
+std::optional<TensorListArg> tensorListOf(const Value& value) {
+  if (const auto* list = value.as<TensorListArg>()) return *list;
+  const auto* values = value.as<std::vector<Value>>();
+  if (values == nullptr) return std::nullopt;
+  TensorListArg list;
+  for (const Value& element : *values) {
+    const auto* tensor = element.as<TensorArg>();
+    if (tensor == nullptr && !element.isNone()) return std::nullopt;
+    list.indices.push_back(tensor == nullptr ? std::nullopt : std::optional<std::uint32_t>(tensor->index));
+  }
+  return list;
+}
 
 std::string Value::toString() const {
   constexpr std::size_t kLongest = 256;  // enough to recognise it in an error message

@@ -32,6 +32,16 @@ struct LocalSizes {
   friend bool operator==(const LocalSizes&, const LocalSizes&) = default;
 };
 
+/// Planner to worker only: where the local part of such a tensor begins along `dim`, or how long it is there.
+struct LocalRange {
+  enum class Part : std::uint8_t { kOffset = 1, kLength = 2 };
+  std::vector<std::int64_t> shape;
+  Placements placements;
+  int dim = 0;
+  Part part = Part::kOffset;
+  friend bool operator==(const LocalRange&, const LocalRange&) = default;
+};
+
 enum class MemoryFormat : std::uint8_t { kContiguous = 1, kPreserve = 2, kChannelsLast = 3, kChannelsLast3d = 4 };
 enum class Layout : std::uint8_t { kStrided = 1 };
 
@@ -46,7 +56,7 @@ class Value {
  public:
   using Variant = std::variant<std::monostate, bool, std::int64_t, double, std::complex<double>, std::string, DType,
                                DeviceArg, Layout, MemoryFormat, TensorArg, TensorListArg, std::vector<std::int64_t>,
-                               std::vector<double>, std::vector<bool>, std::vector<Value>, LocalSizes>;
+                               std::vector<double>, std::vector<bool>, std::vector<Value>, LocalSizes, LocalRange>;
 
   Value() = default;
   template <typename T>
@@ -83,6 +93,10 @@ class Value {
 
   Variant value_;
 };
+
+/// The tensors that `value` is a list of, in whichever form it came; nullopt: it is something else. An empty list is
+/// one of tensors, too.
+std::optional<TensorListArg> tensorListOf(const Value& value);
 
 /// The arguments of a call without its tensors: positional ones, then named ones, as ATen schemas name them.
 struct Arguments {

@@ -27,6 +27,8 @@ constexpr std::chrono::milliseconds kLongestSleep{500};
 constexpr std::chrono::milliseconds kPass{20};
 // Most answers of the metadata process come sooner than a thread could be woken twice.
 constexpr absl::Duration kPatience = absl::Milliseconds(1);
+// Operators in flight that status() tells of.
+constexpr std::size_t kShownOperators = 32;
 // How long the loop lets others go first.
 constexpr absl::Duration kCourtesy = absl::Milliseconds(100);
 
@@ -63,8 +65,9 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::start(zmq::context_t* co
   services.futures = controller->futures_.get();
   services.worldSize = options.executor.worldSize;
   services.limits = options.limits;
-  controller->metadata_ =
-      std::make_unique<MetadataService>([raw = controller.get()](std::uint64_t number, MetadataAnswer answer) {
+  services.policy = options.policy;
+  controller->metadata_ = std::make_unique<MetadataService>(
+      options.operatorLibraries, [raw = controller.get()](std::uint64_t number, MetadataAnswer answer) {
         raw->post(Answered{number, std::move(answer)});
       });
   controller->lastTurn_ = nowMs();
@@ -195,11 +198,32 @@ v1::StatusReply Controller::status() {
   }
   std::sort(reply.mutable_sessions()->begin(), reply.mutable_sessions()->end(),
             [](const v1::SessionStatus& a, const v1::SessionStatus& b) { return a.id() < b.id(); });
+  addInFlightLocked(&reply);
   reply.set_operators_done(operatorsDone_);
   reply.set_operators_failed(services_.failed);
   reply.set_unobserved_errors(unobserved);
   reply.set_resident_bytes(residentBytes());
   return reply;
+}
+
+void Controller::addInFlightLocked(v1::StatusReply* reply) {
+  LogicalGraph& graph = services_.graph;
+  for (const auto& [mesh, placedOn] : services_.meshes) {
+    graph.retire(placedOn.group, executor_->oldestInFlight(placedOn.group));
+  }
+  reply->set_operators_in_flight(graph.size());
+  const auto now = std::chrono::steady_clock::now();
+  for (const GraphOperator* op : graph.oldest(kShownOperators)) {
+    v1::OperatorStatus* shown = reply->add_in_flight();
+    shown->set_number(op->number);
+    shown->set_session(op->session);
+    shown->set_name(std::string(op->name));
+    if (const auto it = sessions_.find(op->session); it != sessions_.end()) shown->set_site(it->second->site(op->site));
+    shown->set_age_ms(std::chrono::duration_cast<std::chrono::milliseconds>(now - op->published).count());
+    shown->mutable_inputs()->Add(op->inputs.begin(), op->inputs.end());
+    shown->set_first_output(op->firstOutput);
+    shown->set_outputs(op->outputs);
+  }
 }
 
 // --- the loop ---

@@ -24,6 +24,8 @@ namespace dtorch {
 struct ControllerOptions {
   ExecutorOptions executor;
   SessionLimits limits;
+  OperatorPolicy policy;
+  std::vector<std::string> operatorLibraries;  // paths: the metadata process loads them, too
 };
 
 /// The daemon's heart: sessions, plans and sockets under one mutex, so that all operators have one total order. A loop
@@ -99,6 +101,7 @@ class Controller : public SessionListener, private ExecutorListener {
   void introduceOnLoop();
   void workerLostOnLoop(Rank rank, const absl::Status& why);
   v1::Health healthLocked() const;
+  void addInFlightLocked(v1::StatusReply* reply);
 
   void onWorkerConnected(Rank rank, const v1::WorkerHello& hello) override;
   void onWorkerDisconnected(Rank rank) override;

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/config.h"
 
@@ -33,6 +34,10 @@ struct DaemonConfig {
   ByteSize sessionMaxMessage{64LL << 20};
   std::int64_t sessionMaxTensors = 1 << 20;
   ByteSize sessionMaxBytes{64LL << 30};
+
+  std::vector<std::string> operatorsAllow;
+  std::vector<std::string> operatorsDeny;
+  std::vector<std::string> operatorsLibraries;
 
   ByteSize workersMemory{0};
   std::chrono::milliseconds commTimeout = std::chrono::seconds(600);

@@ -17,14 +17,17 @@
 #include <zmq.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "daemon/controller.h"
 #include "daemon/daemon_config.h"
 #include "daemon/notify.h"
+#include "daemon/placement/rule.h"
 #include "daemon/rpc/server.h"
 #include "daemon/supervisor/process_launcher.h"
 #include "daemon/supervisor/supervisor.h"
 #include "daemon/thread_launcher.h"
+#include "dispatch/operator_library.h"
 #include "proto/version.h"
 
 namespace dtorch {
@@ -93,6 +96,18 @@ class Daemon {
     options.executor.worldSize = static_cast<int>(config_.workersCount);
     options.executor.maxOperatorsInFlight = static_cast<std::uint64_t>(config_.executorMaxOperatorsInFlight);
     options.executor.maxBytesInFlight = static_cast<std::uint64_t>(config_.executorMaxBytesInFlight.bytes);
+    std::vector<std::string> libraryOperators;
+    for (const std::string& path : config_.operatorsLibraries) {
+      absl::StatusOr<OperatorLibrary> library = loadOperatorLibrary(path);
+      if (!library.ok()) return library.status();
+      spdlog::info("operator library {}: {}", path, absl::StrJoin(library->operators, ", "));
+      if (absl::Status rules = addRules(library->placementRules); !rules.ok()) {
+        return absl::InvalidArgumentError(absl::StrCat("operator library ", path, ": ", rules.message()));
+      }
+      libraryOperators.insert(libraryOperators.end(), library->operators.begin(), library->operators.end());
+    }
+    options.policy = OperatorPolicy(config_.operatorsAllow, config_.operatorsDeny, std::move(libraryOperators));
+    options.operatorLibraries = config_.operatorsLibraries;
     options.limits.maxTensors = static_cast<std::size_t>(config_.sessionMaxTensors);
     options.limits.maxBytes = static_cast<std::uint64_t>(config_.sessionMaxBytes.bytes);
 
@@ -129,6 +144,7 @@ class Daemon {
       spec.heartbeatInterval = config_.heartbeatInterval;
       spec.commTimeout = config_.commTimeout;
       spec.memoryLimit = static_cast<std::uint64_t>(config_.workersMemory.bytes);
+      spec.operatorLibraries = config_.operatorsLibraries;
       if (absl::Status status = supervisor_->launch(spec); !status.ok()) return status;
     }
     return waitForWorkers();
@@ -227,7 +243,8 @@ int run(int argc, char** argv) {
 }  // namespace dtorch
 
 int main(int argc, char** argv) {
-  if (argc == 2 && std::string(argv[1]) == dtorch::kMetadataArgument) return dtorch::serveMetadata();
+  if (argc >= 2 && std::string(argv[1]) == dtorch::kMetadataArgument)
+    return dtorch::serveMetadata({argv + 2, argv + argc});
   // Debian's Abseil looks for deadlocks at every lock, which costs more than the lock.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   return dtorch::run(argc, argv);

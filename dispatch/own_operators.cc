@@ -3,6 +3,9 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/library.h>
 
+#include <tuple>
+#include <vector>
+
 namespace dtorch {
 namespace {
 
@@ -14,6 +17,29 @@ at::Tensor rngState() { return generator().get_state(); }
 
 void setRngState(const at::Tensor& state) { generator().set_state(state); }
 
+// Indices of a dimension of `size`, as indices of the `length` of it that begin at `offset`; and which of them lie
+// elsewhere.
+std::tuple<at::Tensor, at::Tensor> localIndices(const at::Tensor& indices, std::int64_t offset, std::int64_t length,
+                                                std::int64_t size) {
+  TORCH_CHECK_INDEX(!indices.lt(0).logical_or_(indices.ge(size)).any().item<bool>(), "index out of range: there are ",
+                    size, " rows");
+  const at::Tensor local = indices.sub(offset);
+  return {local, local.lt(0).logical_or_(local.ge(length))};
+}
+
+// Rows of `self` along `dim` by indices of any shape, which takes the place of the dimension; zeros where `elsewhere`.
+at::Tensor rowsOrZeros(const at::Tensor& self, std::int64_t dim, const at::Tensor& indices,
+                       const at::Tensor& elsewhere) {
+  std::vector<std::int64_t> shape(self.sizes().begin(), self.sizes().begin() + dim);
+  shape.insert(shape.end(), indices.sizes().begin(), indices.sizes().end());
+  shape.insert(shape.end(), self.sizes().begin() + dim + 1, self.sizes().end());
+  if (self.size(dim) == 0) return at::zeros(shape, self.options());
+  const at::Tensor flat = indices.masked_fill(elsewhere, 0).reshape({-1});
+  std::vector<std::int64_t> along(static_cast<std::size_t>(self.dim()), 1);
+  along[static_cast<std::size_t>(dim)] = flat.numel();
+  return self.index_select(dim, flat).masked_fill_(elsewhere.reshape(along), 0).reshape(shape);
+}
+
 }  // namespace
 
 void registerOwnOperators() {}  // the library below is linked with it
@@ -23,6 +49,10 @@ TORCH_LIBRARY(dtorch, library) {
   library.def("manual_seed(int seed) -> ()", random);
   library.def("get_rng_state() -> Tensor", random);
   library.def("set_rng_state(Tensor state) -> ()", random);
+  library.def("local_indices(Tensor indices, int offset, int length, int size) -> (Tensor, Tensor)");
+  library.def("rows_or_zeros(Tensor self, int dim, Tensor indices, Tensor elsewhere) -> Tensor");
+  library.impl("local_indices", c10::DispatchKey::CPU, TORCH_FN(localIndices));
+  library.impl("rows_or_zeros", c10::DispatchKey::CPU, TORCH_FN(rowsOrZeros));
   library.impl("manual_seed", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(manualSeed));
   library.impl("get_rng_state", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(rngState));
   library.impl("set_rng_state", c10::DispatchKey::CPU, TORCH_FN(setRngState));

@@ -19,20 +19,6 @@
 namespace dtorch {
 namespace {
 
-// The tensors that `value` stands for, when it holds any.
-std::optional<TensorListArg> tensorsOf(const Value& value) {
-  if (const auto* list = value.as<TensorListArg>()) return *list;
-  const auto* values = value.as<std::vector<Value>>();
-  if (values == nullptr) return std::nullopt;
-  TensorListArg list;
-  for (const Value& element : *values) {
-    const auto* tensor = element.as<TensorArg>();
-    if (tensor == nullptr && !element.isNone()) return std::nullopt;
-    list.indices.push_back(tensor == nullptr ? std::nullopt : std::optional<std::uint32_t>(tensor->index));
-  }
-  return list;
-}
-
 const c10::Type& withoutOptional(const c10::Type& type) {
   const auto* optional = type.castRaw<c10::OptionalType>();
   return optional == nullptr ? type : *optional->getElementType();
@@ -134,7 +120,7 @@ absl::StatusOr<PreparedCall> PreparedCall::create(c10::OperatorHandle op, const 
       if (list != nullptr && !arguments[i].isNone()) {
         const c10::Type& element = *list->getElementType();
         if (withoutOptional(element).kind() == c10::TypeKind::TensorType) {
-          std::optional<TensorListArg> tensors = tensorsOf(arguments[i]);
+          std::optional<TensorListArg> tensors = tensorListOf(arguments[i]);
           if (!tensors) return mismatch(parameters[i], arguments[i]);
           call.holes_.push_back({i, *std::move(tensors), 0, true, element.kind() == c10::TypeKind::OptionalType});
           call.constants_.emplace_back();

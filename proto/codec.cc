@@ -58,6 +58,13 @@ struct ValueWriter {
     sizes->mutable_shape()->Add(v.shape.begin(), v.shape.end());
     toWire(v.placements, sizes->mutable_placements());
   }
+  void operator()(const LocalRange& v) const {
+    v1::LocalRange* range = out->mutable_local_range();
+    range->mutable_shape()->Add(v.shape.begin(), v.shape.end());
+    toWire(v.placements, range->mutable_placements());
+    range->set_dim(v.dim);
+    range->set_length(v.part == LocalRange::Part::kLength);
+  }
 };
 
 absl::StatusOr<Value> valueFromWire(const v1::Value& wire, int nesting) {
@@ -123,6 +130,15 @@ absl::StatusOr<Value> valueFromWire(const v1::Value& wire, int nesting) {
       if (!placements.ok()) return placements.status();
       return Value(
           LocalSizes{{wire.local_sizes().shape().begin(), wire.local_sizes().shape().end()}, *std::move(placements)});
+    }
+    case v1::Value::kLocalRange: {
+      const v1::LocalRange& range = wire.local_range();
+      absl::StatusOr<Placements> placements = fromWire(range.placements());
+      if (!placements.ok()) return placements.status();
+      return Value(LocalRange{{range.shape().begin(), range.shape().end()},
+                              *std::move(placements),
+                              range.dim(),
+                              range.length() ? LocalRange::Part::kLength : LocalRange::Part::kOffset});
     }
     case v1::Value::KIND_NOT_SET:
       break;

@@ -5,9 +5,11 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/synchronization/mutex.h"
 #include "comm/store/shared_allocator.h"
+#include "dispatch/operator_library.h"
 #include "proto/version.h"
 #include "worker/process_watcher.h"
 #include "worker/worker.h"
@@ -26,6 +28,7 @@ void logToStderr(dtorch::Rank rank) {
 
 int main(int argc, char** argv) {
   dtorch::WorkerOptions options;
+  std::vector<std::string> libraries;
   int lifetimeFd = -1;
   std::int64_t heartbeatIntervalMs = options.heartbeatInterval.count();
   std::int64_t commTimeoutMs = options.commTimeout.count();
@@ -40,6 +43,7 @@ int main(int argc, char** argv) {
   app.add_option("--heartbeat-interval-ms", heartbeatIntervalMs)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--comm-timeout-ms", commTimeoutMs)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--memory-limit", options.memoryLimit, "bytes that its large tensors may hold; 0: no limit");
+  app.add_option("--operator-library", libraries, "shared library that registers operators; may be given again");
   app.add_option("--lifetime-fd", lifetimeFd, "a pipe that the daemon holds open: the worker ends with it");
   app.set_version_flag("--version", std::string("dtorch-worker ") + dtorch::kDtorchVersion);
   CLI11_PARSE(app, argc, argv);
@@ -49,6 +53,12 @@ int main(int argc, char** argv) {
   logToStderr(options.rank);
   dtorch::installSharedAllocator();  // peers read large tensors where they are
   if (options.memoryLimit > 0) dtorch::limitSharedAllocator(options.memoryLimit);
+  for (const std::string& path : libraries) {
+    const absl::StatusOr<dtorch::OperatorLibrary> library = dtorch::loadOperatorLibrary(path);
+    if (library.ok()) continue;
+    spdlog::error("cannot start: {}", std::string(library.status().message()));
+    return EXIT_FAILURE;
+  }
   dtorch::ProcessWatcher watcher(lifetimeFd);
   absl::StatusOr<std::unique_ptr<dtorch::Worker>> worker = dtorch::Worker::start(options);
   if (!worker.ok()) {

@@ -6,9 +6,10 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "comm/placement/plan.h"
+#include "core/conversion.h"
 #include "core/shard.h"
 #include "dispatch/dtype.h"
+#include "dispatch/written_arguments.h"
 #include "proto/codec.h"
 
 namespace dtorch {
@@ -48,6 +49,7 @@ class ArgumentResolver {
       if (!placements.ok()) return placements.status();
       return Value(localShape(sizes->shape, mesh_, *placements, coordinate_));
     }
+    if (const auto* range = value.as<LocalRange>()) return resolveRange(*range);
     if (const auto* values = value.as<std::vector<Value>>()) {
       std::vector<Value> resolved;
       for (const Value& element : *values) {
@@ -63,6 +65,17 @@ class ArgumentResolver {
   std::vector<std::uint32_t> takeSlots() { return std::exchange(used_, {}); }
 
  private:
+  absl::StatusOr<Value> resolveRange(const LocalRange& range) const {
+    if (absl::Status shape = checkShape(range.shape); !shape.ok()) return shape;
+    const int dims = static_cast<int>(range.shape.size());
+    absl::StatusOr<Placements> placements = normalize(range.placements, mesh_.dims(), dims);
+    if (!placements.ok()) return placements.status();
+    if (range.dim < 0 || range.dim >= dims) return absl::InvalidArgumentError("a local range has no such dimension");
+    const ShardRange local =
+        localRange(range.shape[static_cast<std::size_t>(range.dim)], range.dim, mesh_, *placements, coordinate_);
+    return Value(range.part == LocalRange::Part::kOffset ? local.offset : local.length);
+  }
+
   absl::StatusOr<Value> useSlot(std::uint32_t slot, const Value& value) {
     if (absl::Status status = checkSlot(slot, slots_); !status.ok()) return status;
     used_.push_back(slot);
@@ -143,10 +156,8 @@ absl::Status Plan::decodeKernel(const v1::KernelStep& wire, at::Device device) {
     arguments.push_back(*std::move(value));
     const std::vector<std::uint32_t> used = resolver.takeSlots();
     include(used, &reads);
-    const auto& parameters = op->schema().arguments();
     const auto argument = static_cast<std::size_t>(i);
-    const c10::AliasInfo* alias = argument < parameters.size() ? parameters[argument].alias_info() : nullptr;
-    if (alias != nullptr && alias->isWrite()) include(used, &writes);
+    if (argument < op->schema().arguments().size() && isWritten(op->schema(), argument)) include(used, &writes);
   }
   absl::StatusOr<PreparedCall> call = PreparedCall::create(*op, arguments, device);
   if (!call.ok()) {

@@ -63,6 +63,10 @@ bool FutureState::onResult(const v1::FutureResult& result, const Mesh& mesh) {
 
 absl::Status FutureState::assemble(const v1::FutureResult& result, const Mesh& mesh) {
   if (kind_ == Kind::kDone) return absl::OkStatus();
+  if (kind_ == Kind::kJson) {
+    reply_.json = result.json();
+    return absl::OkStatus();
+  }
   if (!started_) {
     absl::StatusOr<TensorMeta> meta = fromWire(result.meta());
     if (!meta.ok()) return meta.status();

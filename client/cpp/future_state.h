@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "absl/status/status.h"
 #include "client/cpp/host_tensor.h"
@@ -26,20 +27,22 @@ struct TensorInfo {
   Mesh mesh;
 };
 
-/// What the daemon answered to a get, describe or synchronize.
+/// What the daemon answered to a get, describe, synchronize, explain or list.
 struct FutureReply {
   TensorInfo info;
   std::shared_ptr<std::byte[]> data;  // of a value
+  std::string json;                   // of an explanation or a list
 
   explicit operator HostTensor() const { return HostTensor(info.meta, data); }
   explicit operator TensorInfo() const { return info; }
+  explicit operator std::string() const { return json; }
 };
 
 /// The state that the copies of one Future share: unresolved, then resolved exactly once with a status and a reply.
 /// Thread: safe; onResult by one thread at a time.
 class FutureState {
  public:
-  enum class Kind : std::uint8_t { kValue, kInfo, kDone };
+  enum class Kind : std::uint8_t { kValue, kInfo, kDone, kJson };
 
   FutureState(std::shared_ptr<SessionCore> session, FutureId id, Kind kind);
   /// A future that has failed already.

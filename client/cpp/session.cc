@@ -76,6 +76,19 @@ std::vector<Tensor> Session::callMany(absl::string_view name, absl::Span<const A
   return core_->call(name, arguments, outputs, options, world_, site);
 }
 
+Future<std::string> Session::explain(absl::string_view name, absl::Span<const Argument> arguments,
+                                     std::uint32_t outputs, const CallOptions& options, Site site) {
+  return Future<std::string>(core_->explain(name, arguments, outputs, options, world_, site));
+}
+
+Future<std::string> Session::rules() { return Future<std::string>(core_->rules()); }
+
+Future<void> Session::declareRule(absl::string_view name, absl::string_view rule) {
+  return Future<void>(core_->declareRule(name, rule));
+}
+
+Future<std::string> Session::redistributions() { return Future<std::string>(core_->redistributions()); }
+
 Future<void> Session::synchronize() { return Future<void>(core_->synchronize()); }
 
 }  // namespace dtorch

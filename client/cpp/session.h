@@ -71,6 +71,17 @@ class Session {
   std::vector<Tensor> callMany(absl::string_view name, absl::Span<const Argument> arguments, std::uint32_t outputs,
                                const CallOptions& options = {}, Site site = std::source_location::current());
 
+  /// How a call would be placed, without running it: a v1.Explanation (client.proto) as JSON, with the rule's rows, the
+  /// candidates with their collectives, bytes and estimated times, and which of them would be taken.
+  Future<std::string> explain(absl::string_view name, absl::Span<const Argument> arguments, std::uint32_t outputs = 1,
+                              const CallOptions& options = {}, Site site = std::source_location::current());
+  /// The operators that have a placement rule: a v1.RuleList as JSON.
+  Future<std::string> rules();
+  /// A placement rule of an operator of an operator library, as docs/rules.md says, for all sessions.
+  Future<void> declareRule(absl::string_view name, absl::string_view rule);
+  /// What calls with CallOptions::implicit have redistributed so far: a v1.RedistributionList as JSON.
+  Future<std::string> redistributions();
+
   /// Resolves when everything before it has run, with the first error that no other future has told of.
   Future<void> synchronize();
 

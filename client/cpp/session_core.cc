@@ -171,7 +171,7 @@ std::optional<int> differingReplica(absl::Span<const HostView> parts, const Devi
 
 absl::StatusOr<TensorId> SessionCore::submit(absl::string_view name, absl::Span<const Argument> arguments,
                                              std::uint32_t outputs, const CallOptions& options, const Mesh& world,
-                                             Site site) {
+                                             Site site, FutureId explained) {
   absl::InlinedVector<TensorId, 8> inputs;
   absl::Status error;
   const auto addInput = [&](const Tensor& tensor) {
@@ -231,7 +231,15 @@ absl::StatusOr<TensorId> SessionCore::submit(absl::string_view name, absl::Span<
   std::uint32_t number = 0;
   setSite(commands, site, number);
   v1::Command* command = commands.add();
+  if (explained != 0) {
+    command->mutable_explain()->set_future(explained);
+    command->mutable_explain()->set_template_id(known.id);
+    command->mutable_explain()->mutable_inputs()->Add(inputs.begin(), inputs.end());
+    command->set_site(number);
+    return TensorId{0};
+  }
   command->set_template_id(known.id);
+  command->set_implicit(options.implicit);
   command->mutable_inputs()->Add(inputs.begin(), inputs.end());
   command->set_first_output(nextTensor_);
   command->set_site(number);
@@ -352,18 +360,56 @@ template <typename Fill>
 std::shared_ptr<FutureState> SessionCore::request(FutureState::Kind kind, const Fill& fill) {
   CommandQueue::Appender commands = queue_.append();
   const FutureId id = nextFuture_++;
-  auto state = std::make_shared<FutureState>(shared_from_this(), id, kind);
-  {
-    const std::lock_guard lock(mutex_);
-    if (!cause_.ok()) {
-      state->resolve(cause_);
-      return state;
-    }
-    futures_.emplace(id, state);
-  }
+  std::shared_ptr<FutureState> state = newFuture(kind, id);
   // A queue that is closed without a cause yet: end() will fail the future.
   if (commands) fill(commands.add(), id);
   return state;
+}
+
+std::shared_ptr<FutureState> SessionCore::newFuture(FutureState::Kind kind, FutureId id) {
+  auto state = std::make_shared<FutureState>(shared_from_this(), id, kind);
+  const std::lock_guard lock(mutex_);
+  if (cause_.ok()) {
+    futures_.emplace(id, state);
+  } else {
+    state->resolve(cause_);
+  }
+  return state;
+}
+
+std::shared_ptr<FutureState> SessionCore::explain(absl::string_view name, absl::Span<const Argument> arguments,
+                                                  std::uint32_t outputs, const CallOptions& options, const Mesh& world,
+                                                  Site site) {
+  FutureId id = 0;
+  std::shared_ptr<FutureState> state;
+  {
+    const CommandQueue::Appender commands = queue_.append();
+    id = nextFuture_++;
+    state = newFuture(FutureState::Kind::kJson, id);
+  }
+  const absl::StatusOr<TensorId> submitted = submit(name, arguments, outputs, options, world, site, id);
+  if (!submitted.ok()) state->resolve(submitted.status());
+  return state;
+}
+
+std::shared_ptr<FutureState> SessionCore::rules() {
+  return request(FutureState::Kind::kJson,
+                 [](v1::Command* command, FutureId future) { command->mutable_list_rules()->set_future(future); });
+}
+
+std::shared_ptr<FutureState> SessionCore::declareRule(absl::string_view name, absl::string_view rule) {
+  return request(FutureState::Kind::kDone, [&](v1::Command* command, FutureId future) {
+    v1::DeclareRule* declared = command->mutable_declare_rule();
+    declared->set_future(future);
+    declared->set_operator_name(std::string(name));
+    declared->set_rule(std::string(rule));
+  });
+}
+
+std::shared_ptr<FutureState> SessionCore::redistributions() {
+  return request(FutureState::Kind::kJson, [](v1::Command* command, FutureId future) {
+    command->mutable_list_redistributions()->set_future(future);
+  });
 }
 
 std::shared_ptr<FutureState> SessionCore::get(const Tensor& tensor, bool local, Rank rank) {

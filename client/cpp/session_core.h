@@ -44,6 +44,11 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   Tensor put(absl::Span<const HostView> parts, bool whole, TensorMeta global, const Mesh& mesh,
              const Placements& placements, Site site);
   std::shared_ptr<FutureState> synchronize();
+  std::shared_ptr<FutureState> explain(absl::string_view name, absl::Span<const Argument> arguments,
+                                       std::uint32_t outputs, const CallOptions& options, const Mesh& world, Site site);
+  std::shared_ptr<FutureState> rules();
+  std::shared_ptr<FutureState> redistributions();
+  std::shared_ptr<FutureState> declareRule(absl::string_view name, absl::string_view rule);
   static Tensor redistribute(const Tensor& tensor, const Placements& placements, Site site);
   static std::shared_ptr<FutureState> get(const Tensor& tensor, bool local, Rank rank);
   static std::shared_ptr<FutureState> describe(const Tensor& tensor);
@@ -59,8 +64,11 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   void flush() { queue_.flush(); }
 
  private:
+  /// The first output's id. With a future's number, the call is explained instead of run.
   absl::StatusOr<TensorId> submit(absl::string_view name, absl::Span<const Argument> arguments, std::uint32_t outputs,
-                                  const CallOptions& options, const Mesh& world, Site site);
+                                  const CallOptions& options, const Mesh& world, Site site, FutureId explained = 0);
+  /// Known to onResult() from now on. With the Appender held.
+  std::shared_ptr<FutureState> newFuture(FutureState::Kind kind, FutureId id);
   absl::Status meshError(const Mesh& mesh) const;
   void setSite(CommandQueue::Appender& commands, Site site, std::uint32_t& number);
   Tensor make(TensorId id);

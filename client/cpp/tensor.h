@@ -61,6 +61,9 @@ struct CallOptions {
   std::vector<NamedArgument> named = {};
   Mesh mesh = {};              // for operators without tensor arguments, such as aten::ones; default: all workers
   Placements placements = {};  // likewise; default: Replicate
+  /// Inputs that no placement rule takes as they lie are redistributed, as cheaply as can be, where otherwise the call
+  /// is refused. Session::redistributions() tells which were.
+  bool implicit = false;
 };
 
 /// Calls an ATen operator by its schema name ("aten::add.Tensor") in the session of its first tensor. Arguments left

@@ -85,6 +85,12 @@ int showSessions(const Invocation& invocation) {
   return invocation.print(sessionsJson(*status), formatSessions(*status), exitCode(*status));
 }
 
+int showOperators(const Invocation& invocation) {
+  const absl::StatusOr<v1::StatusReply> status = ask(invocation);
+  if (!status.ok()) return invocation.fail(status.status());
+  return invocation.print(operatorsJson(*status), formatOperators(*status), exitCode(*status));
+}
+
 int stopDaemon(const Invocation& invocation) {
   const absl::StatusOr<DaemonClient::Stopped> stopped = invocation.client().stop(invocation.deadline(30));
   if (!stopped.ok()) return invocation.fail(stopped.status());
@@ -117,6 +123,7 @@ constexpr std::array kCommands{
     Command{"status", "health, workers, sessions and counts of the daemon", showStatus, true},
     Command{"workers", "the workers", showWorkers, false},
     Command{"sessions", "the clients that are connected", showSessions, false},
+    Command{"operators", "the oldest operators in flight", showOperators, false},
     Command{"stop", "stop the daemon as SIGTERM does, and wait until it is gone", stopDaemon, false},
     Command{"version", "versions of dtorchctl and of the daemon", showVersion, false},
 };

@@ -127,6 +127,18 @@ std::string formatSessions(const v1::StatusReply& status) {
       {">SESSION", "CLIENT", ">UID", ">PID", ">AGE", ">TENSORS", ">BYTES", ">OPERATORS", ">FAILED", ">WAITING"}, rows);
 }
 
+std::string formatOperators(const v1::StatusReply& status) {
+  if (status.in_flight().empty()) return "no operators in flight\n";
+  std::vector<std::vector<std::string>> rows;
+  for (const v1::OperatorStatus& op : status.in_flight()) {
+    rows.push_back({absl::StrCat(op.number()), absl::StrCat(op.session()), formatDuration(op.age_ms()), cell(op.name()),
+                    cell(op.site())});
+  }
+  const std::uint64_t more = status.operators_in_flight() - static_cast<std::uint64_t>(status.in_flight_size());
+  return formatTable({">NUMBER", ">SESSION", ">AGE", "OPERATOR", "CALLED AT"}, rows) +
+         (more > 0 ? absl::StrCat("and ", more, " more\n") : "");
+}
+
 nlohmann::json summaryJson(const v1::StatusReply& status) {
   return {{"health", std::string(name(status.health()))},
           {"version", printable(status.version(), kMaxText)},
@@ -136,6 +148,7 @@ nlohmann::json summaryJson(const v1::StatusReply& status) {
           {"resident_bytes", status.resident_bytes()},
           {"operators_done", status.operators_done()},
           {"operators_failed", status.operators_failed()},
+          {"operators_in_flight", status.operators_in_flight()},
           {"unobserved_errors", status.unobserved_errors()}};
 }
 
@@ -169,7 +182,23 @@ nlohmann::json sessionsJson(const v1::StatusReply& status) {
                     {"tensor_bytes", session.tensor_bytes()},
                     {"operators", session.operators()},
                     {"failed", session.failed()},
-                    {"futures", session.futures()}});
+                    {"futures", session.futures()},
+                    {"redistributions", session.redistributions()}});
+  }
+  return list;
+}
+
+nlohmann::json operatorsJson(const v1::StatusReply& status) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const v1::OperatorStatus& op : status.in_flight()) {
+    list.push_back({{"number", op.number()},
+                    {"session", op.session()},
+                    {"name", printable(op.name(), kMaxText)},
+                    {"site", printable(op.site(), kMaxText)},
+                    {"age_ms", op.age_ms()},
+                    {"inputs", std::vector<std::uint64_t>(op.inputs().begin(), op.inputs().end())},
+                    {"first_output", op.first_output()},
+                    {"outputs", op.outputs()}});
   }
   return list;
 }

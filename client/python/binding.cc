@@ -34,10 +34,13 @@ struct Result {
   dtorch::HostTensor value;
   dtorch::TensorMeta meta;
   std::string placements;
+  std::string json;
 };
 
 struct Future {
-  std::variant<dtorch::Future<dtorch::HostTensor>, dtorch::Future<dtorch::TensorInfo>, dtorch::Future<void>> future;
+  std::variant<dtorch::Future<dtorch::HostTensor>, dtorch::Future<dtorch::TensorInfo>, dtorch::Future<void>,
+               dtorch::Future<std::string>>
+      future;
   std::mutex mutex;
   std::optional<Result> result;
 };
@@ -150,33 +153,43 @@ class ArgumentReader {
   std::vector<std::unique_ptr<std::vector<Tensor>>> lists_;  // arguments refer to them
 };
 
-absl::Status call(dtorch_object* owner, const char* name, const void* arguments, std::uint64_t bytes,
-                  dtorch_object* const* tensors, std::int32_t count, dtorch_object* mesh, const char* placements,
-                  std::uint32_t outputs, dtorch_site site, dtorch_object** results) {
-  dtorch::v1::Arguments wire;
-  if (!wire.ParseFromArray(arguments, static_cast<int>(bytes))) {
-    return absl::InvalidArgumentError("the arguments are no dtorch.v1.Arguments");
+/// A call's arguments as the C++ client takes them. Must outlive the call.
+struct DecodedCall {
+  DecodedCall(dtorch_object* const* tensors, std::int32_t count) : reader(tensors, count) {}
+  absl::Status decode(const void* bytes, std::uint64_t length) {
+    dtorch::v1::Arguments wire;
+    if (!wire.ParseFromArray(bytes, static_cast<int>(length))) {
+      return absl::InvalidArgumentError("the arguments are no dtorch.v1.Arguments");
+    }
+    absl::StatusOr<dtorch::Arguments> decoded = dtorch::fromWire(wire);
+    if (!decoded.ok()) return decoded.status();
+    for (const dtorch::Value& value : decoded->positional) {
+      absl::StatusOr<Argument> argument = reader.read(value);
+      if (!argument.ok()) return argument.status();
+      positional.push_back(*std::move(argument));
+    }
+    for (const auto& [named, value] : decoded->named) {
+      absl::StatusOr<Argument> argument = reader.read(value);
+      if (!argument.ok()) return argument.status();
+      options.named.emplace_back(named, *std::move(argument));
+    }
+    return absl::OkStatus();
   }
-  absl::StatusOr<dtorch::Arguments> decoded = dtorch::fromWire(wire);
-  if (!decoded.ok()) return decoded.status();
-  ArgumentReader reader(tensors, count);
+
+  ArgumentReader reader;
   std::vector<Argument> positional;
-  for (const dtorch::Value& value : decoded->positional) {
-    absl::StatusOr<Argument> argument = reader.read(value);
-    if (!argument.ok()) return argument.status();
-    positional.push_back(*std::move(argument));
-  }
   dtorch::CallOptions options;
-  for (const auto& [named, value] : decoded->named) {
-    absl::StatusOr<Argument> argument = reader.read(value);
-    if (!argument.ok()) return argument.status();
-    options.named.emplace_back(named, *std::move(argument));
-  }
-  if (mesh != nullptr) options.mesh = as<Mesh>(mesh);
+};
+
+absl::Status call(dtorch_object* owner, const char* name, DecodedCall& decoded, dtorch_object* mesh,
+                  const char* placements, std::uint32_t outputs, int implicit, dtorch_site site,
+                  dtorch_object** results) {
+  if (mesh != nullptr) decoded.options.mesh = as<Mesh>(mesh);
   absl::StatusOr<Placements> placed = placementsOf(placements);
   if (!placed.ok()) return placed.status();
-  options.placements = *std::move(placed);
-  std::vector<Tensor> made = session(owner).callMany(name, positional, outputs, options, siteOf(site));
+  decoded.options.placements = *std::move(placed);
+  decoded.options.implicit = implicit != 0;
+  std::vector<Tensor> made = session(owner).callMany(name, decoded.positional, outputs, decoded.options, siteOf(site));
   for (Tensor& tensor : made) *results++ = wrap(std::move(tensor));
   return absl::OkStatus();
 }
@@ -187,6 +200,8 @@ Result resultOf(const T& value) {
   if constexpr (std::is_same_v<T, dtorch::HostTensor>) {
     result.value = value;
     result.meta = value.meta();
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    result.json = value;
   } else {
     result.meta = value.meta;
     result.placements = textOf(value.placements);
@@ -283,9 +298,44 @@ int dtorch_put_shards(dtorch_object* owner, dtorch_object* mesh, const char* pla
 
 int dtorch_call(dtorch_object* owner, const char* name, const void* arguments, std::uint64_t bytes,
                 dtorch_object* const* tensors, std::int32_t count, dtorch_object* mesh, const char* placements,
-                std::uint32_t outputs, dtorch_site site, dtorch_object** results) {
-  return guarded(
-      [&] { return call(owner, name, arguments, bytes, tensors, count, mesh, placements, outputs, site, results); });
+                std::uint32_t outputs, int implicit, dtorch_site site, dtorch_object** results) {
+  return guarded([&]() -> absl::Status {
+    DecodedCall decoded(tensors, count);
+    if (absl::Status status = decoded.decode(arguments, bytes); !status.ok()) return status;
+    return call(owner, name, decoded, mesh, placements, outputs, implicit, site, results);
+  });
+}
+
+int dtorch_explain(dtorch_object* owner, const char* name, const void* arguments, std::uint64_t bytes,
+                   dtorch_object* const* tensors, std::int32_t count, std::uint32_t outputs, dtorch_site site,
+                   dtorch_object** future) {
+  return guarded([&]() -> absl::Status {
+    DecodedCall decoded(tensors, count);
+    if (absl::Status status = decoded.decode(arguments, bytes); !status.ok()) return status;
+    *future = wrapFuture(session(owner).explain(name, decoded.positional, outputs, decoded.options, siteOf(site)));
+    return absl::OkStatus();
+  });
+}
+
+int dtorch_rules(dtorch_object* owner, dtorch_object** future) {
+  return guarded([&] {
+    *future = wrapFuture(session(owner).rules());
+    return absl::OkStatus();
+  });
+}
+
+int dtorch_declare_rule(dtorch_object* owner, const char* name, const char* rule, dtorch_object** future) {
+  return guarded([&] {
+    *future = wrapFuture(session(owner).declareRule(name, rule));
+    return absl::OkStatus();
+  });
+}
+
+int dtorch_redistributions(dtorch_object* owner, dtorch_object** future) {
+  return guarded([&] {
+    *future = wrapFuture(session(owner).redistributions());
+    return absl::OkStatus();
+  });
 }
 
 int dtorch_redistribute(dtorch_object* tensor, const char* placements, dtorch_site site, dtorch_object** out) {
@@ -340,6 +390,16 @@ int dtorch_result(dtorch_object* future, dtorch_host_tensor* value, const char**
               result.meta.shape.data(),
               result.meta.strides.data()};
     *placements = result.placements.c_str();
+    return absl::OkStatus();
+  });
+}
+
+int dtorch_json(dtorch_object* future, const char** text) {
+  return guarded([&]() -> absl::Status {
+    Future& box = *as<std::unique_ptr<Future>>(future);
+    const std::lock_guard lock(box.mutex);
+    if (!box.result) return absl::FailedPreconditionError("the future has no value: dtorch_wait has not found one");
+    *text = box.result->json.c_str();
     return absl::OkStatus();
   });
 }

@@ -63,7 +63,15 @@ int dtorch_put_shards(dtorch_object* session, dtorch_object* mesh, const char* p
 /// `placements` are for operators without tensor arguments. `results` has room for `outputs` tensors.
 int dtorch_call(dtorch_object* session, const char* name, const void* arguments, std::uint64_t bytes,
                 dtorch_object* const* tensors, std::int32_t count, dtorch_object* mesh, const char* placements,
-                std::uint32_t outputs, dtorch_site site, dtorch_object** results);
+                std::uint32_t outputs, int implicit, dtorch_site site, dtorch_object** results);
+/// As dtorch_call, without running it: a future of JSON, see dtorch_json.
+int dtorch_explain(dtorch_object* session, const char* name, const void* arguments, std::uint64_t bytes,
+                   dtorch_object* const* tensors, std::int32_t count, std::uint32_t outputs, dtorch_site site,
+                   dtorch_object** future);
+/// Futures of JSON.
+int dtorch_rules(dtorch_object* session, dtorch_object** future);
+int dtorch_declare_rule(dtorch_object* session, const char* name, const char* rule, dtorch_object** future);
+int dtorch_redistributions(dtorch_object* session, dtorch_object** future);
 int dtorch_redistribute(dtorch_object* tensor, const char* placements, dtorch_site site, dtorch_object** result);
 
 /// `rank` negative: the whole value; else the part that this rank holds.
@@ -77,4 +85,6 @@ int dtorch_poll(dtorch_object* future);
 /// Of a future that dtorch_wait has found resolved: the value (`data` null for a description), and the placements
 /// described. They live as long as the future.
 int dtorch_result(dtorch_object* future, dtorch_host_tensor* value, const char** placements);
+/// Likewise, of a future of JSON.
+int dtorch_json(dtorch_object* future, const char** text);
 }

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "comm/placement/plan.h"
+#include "core/conversion.h"
 #include "core/shard.h"
 
 namespace dtorch {

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "comm/placement/convert.h"
-#include "comm/placement/plan.h"
+#include "core/conversion.h"
 #include "core/shard.h"
 #include "dispatch/dtype.h"
 

@@ -23,6 +23,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "dispatch/binding.h"
+#include "dispatch/operator_library.h"
 #include "dtorch/v1/metadata.pb.h"
 #include "proto/codec.h"
 
@@ -167,8 +168,11 @@ absl::Status MetadataProcess::start() {
   ::posix_spawnattr_setpgroup(&attributes, 0);
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
   std::string program = "/proc/self/exe";
-  std::string argument = kMetadataArgument;
-  std::array<char*, 3> arguments = {program.data(), argument.data(), nullptr};
+  std::vector<std::string> command = {program, kMetadataArgument};
+  command.insert(command.end(), libraries_.begin(), libraries_.end());
+  std::vector<char*> arguments;
+  for (std::string& argument : command) arguments.push_back(argument.data());
+  arguments.push_back(nullptr);
   const int error = ::posix_spawn(&pid_, program.c_str(), &actions, &attributes, arguments.data(), environ);
   ::posix_spawn_file_actions_destroy(&actions);
   ::posix_spawnattr_destroy(&attributes);
@@ -226,11 +230,13 @@ bool MetadataProcess::receive(char* data, std::size_t bytes, double processorSec
   return true;
 }
 
-int serveMetadata() {
+int serveMetadata(const std::vector<std::string>& libraries) {
   // A daemon that is killed takes it along, even out of a kernel that never ends.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   ::prctl(PR_SET_NAME, "dtorch-metadata");
   at::set_num_threads(1);
+  // The daemon has loaded them before, or it would not run.
+  for (const std::string& path : libraries) loadOperatorLibrary(path).IgnoreError();
   limitMemory();
   const char hello = 0;
   if (!sendAll(kMetadataFd, &hello, 1)) return 0;

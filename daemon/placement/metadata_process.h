@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -25,7 +26,8 @@ using MetadataAnswer = absl::StatusOr<OutputMetas>;
 /// Errors: inferMeta()'s; INVALID_ARGUMENT: the process ended, or took more than a second of processor time.
 class MetadataProcess {
  public:
-  MetadataProcess() = default;
+  /// `libraries`: operator libraries, which it loads.
+  explicit MetadataProcess(std::vector<std::string> libraries) : libraries_(std::move(libraries)) {}
   ~MetadataProcess() { stop(); }
   MetadataProcess(const MetadataProcess&) = delete;
   MetadataProcess& operator=(const MetadataProcess&) = delete;
@@ -45,16 +47,18 @@ class MetadataProcess {
   bool receive(char* data, std::size_t bytes, double processorSecondsAtMost);
   double processorSeconds() const;
 
+  const std::vector<std::string> libraries_;
   std::atomic<bool> cancelled_{false};
   pid_t pid_ = 0;
   bool ready_ = false;  // it has loaded LibTorch
   FileDescriptor socket_;
 };
 
-/// The argument by which dtorchd runs as the metadata process, with its socket as descriptor kMetadataFd.
+/// The first argument by which dtorchd runs as the metadata process, with its socket as descriptor kMetadataFd;
+/// operator libraries follow.
 inline constexpr const char* kMetadataArgument = "--metadata-process";
 inline constexpr int kMetadataFd = 3;
-/// Answers until the daemon closes the socket.
-int serveMetadata();
+/// Loads the libraries, then answers until the daemon closes the socket. The process's exit code.
+int serveMetadata(const std::vector<std::string>& libraries);
 
 }  // namespace dtorch

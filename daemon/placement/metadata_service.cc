@@ -6,8 +6,9 @@
 
 namespace dtorch {
 
-MetadataService::MetadataService(std::function<void(std::uint64_t, MetadataAnswer)> onAnswer)
-    : onAnswer_(std::move(onAnswer)), thread_([this] { run(); }) {}
+MetadataService::MetadataService(std::vector<std::string> libraries,
+                                 std::function<void(std::uint64_t, MetadataAnswer)> onAnswer)
+    : onAnswer_(std::move(onAnswer)), process_(std::move(libraries)), thread_([this] { run(); }) {}
 
 MetadataService::~MetadataService() {
   {

@@ -30,7 +30,8 @@ struct MetadataQuestion {
 /// Thread: ask() is safe; onAnswer is called on the service's thread, in the order of the questions. Owns: the thread.
 class MetadataService {
  public:
-  explicit MetadataService(std::function<void(std::uint64_t, MetadataAnswer)> onAnswer);
+  /// The process loads `libraries` (see MetadataProcess).
+  MetadataService(std::vector<std::string> libraries, std::function<void(std::uint64_t, MetadataAnswer)> onAnswer);
   /// Questions without an answer get none.
   ~MetadataService();
   /// Waits for the answer, but not longer than `patience`; nullopt: onAnswer gets it later.

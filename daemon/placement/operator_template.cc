@@ -5,8 +5,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "dispatch/binding.h"
-#include "dispatch/denied.h"
 #include "dispatch/prepared_call.h"
+#include "dispatch/written_arguments.h"
 
 namespace dtorch {
 namespace {
@@ -26,7 +26,7 @@ void appendTensors(const Value& value, std::vector<std::uint32_t>* indices) {
 
 bool isPlannerOnly(const Value& value) {
   const auto* values = value.as<std::vector<Value>>();
-  return value.as<LocalSizes>() != nullptr ||
+  return value.as<LocalSizes>() != nullptr || value.as<LocalRange>() != nullptr ||
          (values != nullptr && std::any_of(values->begin(), values->end(), isPlannerOnly));
 }
 
@@ -51,10 +51,10 @@ absl::StatusOr<int> countOutputs(const c10::FunctionSchema& schema) {
 
 }  // namespace
 
-absl::StatusOr<OperatorTemplate> OperatorTemplate::create(const std::string& name, const Arguments& arguments,
-                                                          std::uint32_t outputs, const PlacedMesh* mesh,
-                                                          Placements placements) {
-  if (absl::Status allowed = checkAllowed(name); !allowed.ok()) return allowed;
+absl::StatusOr<OperatorTemplate> OperatorTemplate::create(const OperatorPolicy& policy, const std::string& name,
+                                                          const Arguments& arguments, std::uint32_t outputs,
+                                                          const PlacedMesh* mesh, Placements placements) {
+  if (absl::Status allowed = policy.check(name); !allowed.ok()) return allowed;
   absl::StatusOr<c10::OperatorHandle> op = findOperator(name);
   if (!op.ok()) return op.status();
   if (op->hasTag(at::Tag::inplace_view)) {
@@ -92,21 +92,17 @@ absl::StatusOr<OperatorTemplate> OperatorTemplate::create(const std::string& nam
     return absl::InvalidArgumentError(absl::StrCat("it returns ", *count, " tensors, the call expects ", outputs));
   }
 
-  // A written argument is an output too.
   for (std::size_t a = 0; a < schema.arguments().size(); ++a) {
+    if (!isWritten(schema, a)) continue;
+    std::vector<std::uint32_t> inputs;
+    appendTensors(result.arguments[a], &inputs);
+    result.written.insert(result.written.end(), inputs.begin(), inputs.end());
     const auto* alias = schema.arguments()[a].alias_info();
-    if (alias == nullptr || !alias->isWrite()) continue;
-    const auto* tensor = result.arguments[a].as<TensorArg>();
-    bool returned = false;
-    for (std::size_t r = 0; tensor != nullptr && r < schema.returns().size(); ++r) {
+    if (alias == nullptr || result.arguments[a].as<TensorArg>() == nullptr) continue;
+    for (std::size_t r = 0; r < schema.returns().size(); ++r) {
       const auto* other = schema.returns()[r].alias_info();
       if (other == nullptr || other->beforeSets() != alias->beforeSets()) continue;
-      result.mutated.emplace_back(static_cast<std::uint32_t>(r), tensor->index);
-      returned = true;
-    }
-    if (!returned && !result.arguments[a].isNone()) {
-      return absl::UnimplementedError(absl::StrCat("it writes to its argument '", schema.arguments()[a].name(),
-                                                   "' and does not return it: use the form that returns its result"));
+      result.returned.emplace_back(static_cast<std::uint32_t>(r), inputs[0]);
     }
   }
   return result;

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "core/value.h"
 #include "daemon/graph/tensor_layout.h"
+#include "dispatch/operator_policy.h"
 
 namespace dtorch {
 
@@ -20,17 +21,20 @@ struct OperatorTemplate {
   std::vector<Value> arguments;  // complete, in schema order
   std::uint32_t inputs = 0;      // tensors
   std::uint32_t outputs = 0;
-  /// Which output is which input, written in place or given as out=: (output, input).
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> mutated;
+  /// Inputs that it writes to.
+  std::vector<std::uint32_t> written;
+  /// Which output is which written input, changed in place or given as out=: (output, input).
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> returned;
   /// Where the outputs go when there is no tensor input.
   const PlacedMesh* mesh = nullptr;
   Placements placements;
 
   /// Checks name, arguments and permission. `outputs` is what the caller expects.
   /// NOT_FOUND, INVALID_ARGUMENT, PERMISSION_DENIED, UNIMPLEMENTED (results that are neither tensors nor numbers,
-  /// arguments that are written and not returned, operators that change their tensor's shape in place).
-  static absl::StatusOr<OperatorTemplate> create(const std::string& name, const Arguments& arguments,
-                                                 std::uint32_t outputs, const PlacedMesh* mesh, Placements placements);
+  /// operators that change their tensor's shape in place).
+  static absl::StatusOr<OperatorTemplate> create(const OperatorPolicy& policy, const std::string& name,
+                                                 const Arguments& arguments, std::uint32_t outputs,
+                                                 const PlacedMesh* mesh, Placements placements);
 
  private:
   explicit OperatorTemplate(c10::OperatorHandle handle) : op(std::move(handle)) {}

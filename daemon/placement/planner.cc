@@ -7,8 +7,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "daemon/placement/rule.h"
-#include "daemon/placement/signature.h"
+#include "core/conversion.h"
+#include "daemon/placement/explanation.h"
+#include "daemon/placement/placed_operator.h"
+#include "daemon/placement/program.h"
+#include "dispatch/binding.h"
 #include "proto/codec.h"
 
 namespace dtorch {
@@ -36,45 +39,6 @@ bool isUniformFactory(const std::string& name) {
   return false;
 }
 
-// Whether the operator adds up in the arithmetic in which its Partial inputs do: a bool's sum is an "or", a narrow
-// integer's wraps around, and a cast to another dtype rounds each summand.
-bool isLinearIn(const RuleCall& call, const std::vector<int>& inputs) {
-  for (const int input : inputs) {
-    const DType dtype = call.inputs[static_cast<std::size_t>(input)]->dtype;
-    if (dtype == DType::kBool) return false;
-    for (const TensorMeta& output : call.outputs) {
-      if (output.dtype != dtype) return false;
-    }
-  }
-  return true;
-}
-
-absl::StatusOr<std::vector<Signature>> signaturesFor(const OperatorTemplate& op, const RuleCall& call,
-                                                     std::vector<int>* sizeArguments) {
-  const Rule* rule = findRule(op.name);
-  const char* exception = notPointwise(op.name);
-  absl::StatusOr<Factors> factors = absl::UnimplementedError("it has no placement rule");
-  if (rule != nullptr) {
-    factors = rule->family(call, rule->detail);
-  } else if (exception != nullptr) {
-    factors = absl::UnimplementedError(exception);
-  } else if (op.op.hasTag(at::Tag::pointwise)) {
-    factors = pointwiseFactors(call, "");
-  }
-  if (!factors.ok()) return factors.status();
-  *sizeArguments = factors->sizeArguments;
-  std::erase_if(factors->linear, [&](const std::vector<int>& set) { return !isLinearIn(call, set); });
-  return signaturesOf(*factors);
-}
-
-// An in-place operator must leave its tensor where it is.
-bool keepsPlacement(const OperatorTemplate& op, const Signature& signature) {
-  for (const auto& [output, input] : op.mutated) {
-    if (signature.outputs[output] != signature.inputs[input]) return false;
-  }
-  return true;
-}
-
 const PlacedMesh* meshOf(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs) {
   return inputs.empty() ? op.mesh : inputs[0]->mesh;
 }
@@ -87,8 +51,30 @@ bool allReplicated(absl::Span<const TensorLayout* const> inputs) {
 // An operator that returns only what it writes to returns it as it is, but for its values.
 std::vector<OutputMeta> ofMutated(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs) {
   std::vector<OutputMeta> outputs(op.outputs);
-  for (const auto& [output, input] : op.mutated) outputs[output] = {inputs[input]->meta, static_cast<int>(input)};
+  for (const auto& [output, input] : op.returned) outputs[output] = {inputs[input]->meta, static_cast<int>(input)};
   return outputs;
+}
+
+// `value` with the tensors' numbers replaced by their slots.
+Value renumbered(const Value& value, const std::vector<std::uint32_t>& slots) {
+  if (const auto* tensor = value.as<TensorArg>()) return TensorArg{slots[tensor->index]};
+  std::optional<TensorListArg> list = tensorListOf(value);
+  if (!list || list->indices.empty()) return value;
+  for (auto& index : list->indices) {
+    if (index) index = slots[*index];
+  }
+  return *std::move(list);
+}
+
+Redistribution redistributionOf(std::uint32_t input, const TensorLayout& layout, const Placements& to) {
+  Redistribution moved{input, layout.placements, to, 0, 0};
+  const auto steps = planConversion(layout.meta.shape, layout.mesh->mesh, layout.placements, to);
+  if (!steps.ok()) return moved;  // the workers say why
+  for (const ConversionStep& step : *steps) {
+    moved.bytes += step.received * static_cast<double>(elementSize(layout.meta.dtype));
+    moved.collectives += step.communicates() ? 1 : 0;
+  }
+  return moved;
 }
 
 absl::Status checkMeshes(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs) {
@@ -104,20 +90,40 @@ absl::Status checkMeshes(const OperatorTemplate& op, absl::Span<const TensorLayo
 
 }  // namespace
 
-absl::StatusOr<PlannedOperator*> Planner::plan(const OperatorTemplate& op,
-                                               absl::Span<const TensorLayout* const> inputs) {
+Planner::Key Planner::keyOf(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, bool implicit) {
   Key key;
   key.push_back(&op);
+  if (implicit) key.push_back(nullptr);  // no input's layout
   for (const TensorLayout* input : inputs) key.push_back(input);
+  return key;
+}
+
+absl::StatusOr<PlannedOperator*> Planner::plan(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs,
+                                               bool implicit) {
+  const Key key = keyOf(op, inputs, implicit);
   if (const auto it = plans_.find(key); it != plans_.end()) {
     if (!it->second.error.ok()) return it->second.error;
     return it->second.plan.get();
   }
-  return planNew(key, op, inputs);
+  return planNew(key, op, inputs, implicit);
 }
 
 absl::StatusOr<PlannedOperator*> Planner::planNew(const Key& key, const OperatorTemplate& op,
-                                                  absl::Span<const TensorLayout* const> inputs) {
+                                                  absl::Span<const TensorLayout* const> inputs, bool implicit) {
+  absl::StatusOr<std::optional<MetadataAnswer>> metadata = metadataOf(key, op, inputs);
+  if (!metadata.ok()) return metadata.status();
+  if (!*metadata) return nullptr;
+  Planned& planned = plans_[key];
+  absl::StatusOr<std::unique_ptr<PlannedOperator>> made = make(op, inputs, **std::move(metadata), implicit);
+  planned.error = made.status();
+  if (!made.ok()) return made.status();
+  planned.plan = *std::move(made);
+  bytes_ += planned.plan->wire.ByteSizeLong();
+  return planned.plan.get();
+}
+
+absl::StatusOr<std::optional<MetadataAnswer>> Planner::metadataOf(const Key& key, const OperatorTemplate& op,
+                                                                  absl::Span<const TensorLayout* const> inputs) {
   if (absl::Status fits = checkMeshes(op, inputs); !fits.ok()) return fits;
   auto asked = asked_.find(key);
   if (asked == asked_.end()) {
@@ -129,18 +135,31 @@ absl::StatusOr<PlannedOperator*> Planner::planNew(const Key& key, const Operator
     ask_(std::move(question));
     asked = asked_.find(key);
   }
-  if (!asked->second.answer) return nullptr;
+  if (!asked->second.answer) return std::optional<MetadataAnswer>();
   MetadataAnswer answer = *std::move(asked->second.answer);
   asked_.erase(asked);
   // That a process could not be run says nothing about the call.
   if (absl::IsUnavailable(answer.status())) return answer.status();
-  Planned& planned = plans_[key];
-  absl::StatusOr<std::unique_ptr<PlannedOperator>> made = make(op, inputs, std::move(answer));
-  planned.error = made.status();
-  if (!made.ok()) return made.status();
-  planned.plan = *std::move(made);
-  bytes_ += planned.plan->wire.ByteSizeLong();
-  return planned.plan.get();
+  return std::optional<MetadataAnswer>(std::move(answer));
+}
+
+absl::StatusOr<std::optional<v1::Explanation>> Planner::explain(const OperatorTemplate& op,
+                                                                absl::Span<const TensorLayout* const> inputs) {
+  absl::StatusOr<std::optional<MetadataAnswer>> asked = metadataOf(keyOf(op, inputs, false), op, inputs);
+  if (!asked.ok()) return asked.status();
+  if (!*asked) return std::optional<v1::Explanation>();
+  MetadataAnswer metadata = **std::move(asked);
+  if (!metadata.ok()) return metadata.status();
+  if (!*metadata && op.returned.size() == op.outputs) *metadata = ofMutated(op, inputs);
+  if (!*metadata || inputs.empty()) {
+    return std::optional<v1::Explanation>(
+        explainReplicated(inputs, op.outputs, absl::UnimplementedError("only a run tells its result's shape")));
+  }
+  absl::StatusOr<std::vector<TensorMeta>> outputs = outputsOf(op, inputs, **metadata);
+  if (!outputs.ok()) return outputs.status();
+  absl::StatusOr<OperatorRule> rule = OperatorRule::create(op, inputs, *outputs, meshOf(op, inputs));
+  if (!rule.ok()) return std::optional<v1::Explanation>(explainReplicated(inputs, op.outputs, rule.status()));
+  return std::optional<v1::Explanation>(dtorch::explain(*rule, inputs.size(), op.outputs));
 }
 
 void Planner::answered(std::uint64_t number, MetadataAnswer answer) {
@@ -148,6 +167,10 @@ void Planner::answered(std::uint64_t number, MetadataAnswer answer) {
   if (it == questions_.end()) return;
   asked_[it->second].answer = std::move(answer);
   questions_.erase(it);
+}
+
+void Planner::forgetErrors() {
+  absl::erase_if(plans_, [](const auto& entry) { return !entry.second.error.ok(); });
 }
 
 PlanId Planner::forget() {
@@ -163,6 +186,7 @@ std::unique_ptr<PlannedOperator> Planner::start(const PlacedMesh* mesh, std::siz
   auto plan = std::make_unique<PlannedOperator>();
   plan->id = nextId_++;
   plan->mesh = mesh;
+  plan->slots = static_cast<std::uint32_t>(inputs);
   plan->wire.set_id(plan->id);
   plan->wire.set_inputs(static_cast<std::uint32_t>(inputs));
   plan->wire.set_name(name);
@@ -178,23 +202,16 @@ void Planner::addOutput(PlannedOperator* plan, std::uint32_t slot, TensorLayout 
   plan->outputs.push_back(layouts_->intern(std::move(layout)));
 }
 
-absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTemplate& op,
-                                                               absl::Span<const TensorLayout* const> inputs,
-                                                               MetadataAnswer metadata) {
-  if (!metadata.ok()) return metadata.status();
-  if (!*metadata && op.mutated.size() == op.outputs) *metadata = ofMutated(op, inputs);
-  if (!*metadata) return makeUnknown(op, inputs);
-  const PlacedMesh* mesh = meshOf(op, inputs);
-  std::vector<const TensorMeta*> metas;
-  for (const TensorLayout* input : inputs) metas.push_back(&input->meta);
+absl::StatusOr<std::vector<TensorMeta>> Planner::outputsOf(const OperatorTemplate& op,
+                                                           absl::Span<const TensorLayout* const> inputs,
+                                                           const std::vector<OutputMeta>& metadata) {
   std::vector<TensorMeta> outputs;
-  for (OutputMeta& output : **metadata) outputs.push_back(std::move(output.meta));
+  for (const OutputMeta& output : metadata) outputs.push_back(output.meta);
   if (outputs.size() != op.outputs) {
     return absl::InvalidArgumentError(
         absl::StrCat("it returns ", outputs.size(), " tensors, the call expects ", op.outputs));
   }
-
-  for (const auto& [output, input] : op.mutated) {
+  for (const auto& [output, input] : op.returned) {
     // Its tensor stays where it lies, whatever strides a Meta kernel gives its result.
     if (outputs[output].dtype == inputs[input]->meta.dtype && outputs[output].shape == inputs[input]->meta.shape) {
       outputs[output].strides = inputs[input]->meta.strides;
@@ -203,120 +220,258 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
     return absl::InvalidArgumentError(absl::StrCat("it would turn its tensor from ", inputs[input]->meta.toString(),
                                                    " to ", outputs[output].toString(), " in place"));
   }
+  return outputs;
+}
 
-  const int meshDims = mesh->mesh.dims();
-  std::vector<Placements> placed(outputs.size());
-  std::vector<int> sizeArguments;
-  Placements wanted;  // of a factory
-  if (inputs.empty()) {
-    wanted = op.placements.empty() ? allReplicate(meshDims) : op.placements;
-    const int tensorDims = outputs.empty() ? 0 : static_cast<int>(outputs[0].shape.size());
-    absl::StatusOr<Placements> normal = normalize(wanted, meshDims, tensorDims);
-    if (!normal.ok()) return normal.status();
-    wanted = *std::move(normal);
-    const bool partial = std::any_of(wanted.begin(), wanted.end(), [](const Placement& p) { return p.isPartial(); });
-    const bool inPlace = isUniformFactory(op.name) && !partial;
-    if (inPlace) sizeArguments = {0};
-    for (Placements& p : placed) p = inPlace ? wanted : allReplicate(meshDims);
-  } else if (allReplicated(inputs)) {
+absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTemplate& op,
+                                                               absl::Span<const TensorLayout* const> inputs,
+                                                               MetadataAnswer metadata, bool implicit) {
+  if (!metadata.ok()) return metadata.status();
+  if (!*metadata && op.returned.size() == op.outputs) *metadata = ofMutated(op, inputs);
+  if (!*metadata) return makeUnknown(op, inputs, implicit);
+  absl::StatusOr<std::vector<TensorMeta>> outputs = outputsOf(op, inputs, **metadata);
+  if (!outputs.ok()) return outputs.status();
+  if (inputs.empty()) return makeFactory(op, *outputs);
+  const PlacedMesh* mesh = meshOf(op, inputs);
+  std::vector<int> aliases;
+  for (const OutputMeta& output : **metadata) aliases.push_back(output.alias);
+  const std::vector<Placements> everywhere(outputs->size(), allReplicate(mesh->mesh.dims()));
+  if (allReplicated(inputs)) {
     // Every rank computes the same from the same: right for any deterministic operator, rule or not.
-    for (Placements& p : placed) p = allReplicate(meshDims);
-  } else if (op.op.hasTag(at::Tag::nondeterministic_seeded)) {
-    return absl::UnimplementedError(absl::StrCat("inputs ", describe(inputs),
-                                                 ": it draws random numbers, which must be the same however its inputs "
-                                                 "are placed; redistribute them to Replicate first"));
-  } else {
-    const RuleCall call{op.op.schema(), op.arguments, metas, outputs};
-    absl::StatusOr<std::vector<Signature>> signatures = signaturesFor(op, call, &sizeArguments);
-    if (!signatures.ok()) {
-      return absl::Status(signatures.status().code(),
-                          absl::StrCat("inputs ", describe(inputs), ": ", signatures.status().message(),
-                                       "; redistribute them to Replicate first"));
-    }
-    for (int m = 0; m < meshDims; ++m) {
-      const Signature* match = nullptr;
-      for (const Signature& signature : *signatures) {
-        bool same = keepsPlacement(op, signature);
-        for (std::size_t i = 0; same && i < inputs.size(); ++i) {
-          same = inputs[i]->placements[static_cast<std::size_t>(m)] == signature.inputs[i];
-        }
-        if (same) match = &signature;
-        if (match != nullptr) break;
-      }
-      if (match == nullptr) {
-        std::vector<std::string> accepted;
-        for (const Signature& signature : *signatures) {
-          if (keepsPlacement(op, signature)) accepted.push_back(signature.toString());
-        }
-        return absl::InvalidArgumentError(
-            absl::StrCat("inputs ", describe(inputs), " are placed as no rule accepts on mesh dimension ", m,
-                         "; accepted: ", absl::StrJoin(accepted, " | "), "; redistribute an input"));
-      }
-      for (std::size_t o = 0; o < placed.size(); ++o) placed[o].push_back(match->outputs[o]);
-    }
+    std::unique_ptr<PlannedOperator> plan = start(mesh, inputs.size(), op.name);
+    addKernel(plan.get(), op, op.arguments);
+    addOutputs(plan.get(), *outputs, everywhere, aliases);
+    return plan;
   }
+  absl::StatusOr<OperatorRule> rule = OperatorRule::create(op, inputs, *outputs, mesh);
+  if (implicit) {
+    absl::StatusOr<Candidate> candidate = rule.ok() ? rule->cheapest() : rule.status();
+    if (candidate.ok()) return makeRuled(op, inputs, *outputs, aliases, *rule, *candidate);
+    std::unique_ptr<PlannedOperator> plan = start(mesh, inputs.size(), op.name);
+    absl::StatusOr<std::vector<Value>> arguments = replicated(plan.get(), op, inputs);
+    if (!arguments.ok()) return arguments.status();
+    addKernel(plan.get(), op, *arguments);
+    addOutputs(plan.get(), *outputs, everywhere, aliases);
+    return plan;
+  }
+  if (!rule.ok()) {
+    return absl::Status(rule.status().code(), absl::StrCat("inputs ", describe(inputs), ": ", rule.status().message(),
+                                                           "; redistribute them to Replicate first"));
+  }
+  absl::StatusOr<Candidate> candidate = rule->match();
+  if (!candidate.ok()) {
+    return absl::Status(
+        candidate.status().code(),
+        absl::StrCat("inputs ", describe(inputs), " ", candidate.status().message(), "; redistribute an input"));
+  }
+  return makeRuled(op, inputs, *outputs, aliases, *rule, *candidate);
+}
 
-  std::unique_ptr<PlannedOperator> plan = start(mesh, inputs.size(), op.name);
-  v1::KernelStep* kernel = addKernel(plan.get(), op);
-  for (std::size_t a = 0; a < op.arguments.size(); ++a) {
-    const bool isSize =
-        std::find(sizeArguments.begin(), sizeArguments.end(), static_cast<int>(a)) != sizeArguments.end();
-    toWire(isSize ? Value(LocalSizes{outputs[0].shape, placed[0]}) : op.arguments[a], kernel->add_arguments());
-  }
-  auto slot = static_cast<std::uint32_t>(inputs.size());
-  for (std::size_t o = 0; o < outputs.size(); ++o) {
-    std::uint32_t result = slot + static_cast<std::uint32_t>(o);
-    if (inputs.empty() && placed[o] != wanted) {
-      v1::ConvertStep* convert = plan->wire.add_steps()->mutable_convert();
-      convert->set_input(result);
-      convert->mutable_shape()->Add(outputs[o].shape.begin(), outputs[o].shape.end());
-      toWire(placed[o], convert->mutable_from());
-      toWire(wanted, convert->mutable_to());
-      result = slot + op.outputs + static_cast<std::uint32_t>(o);
-      placed[o] = wanted;
-    }
-    const bool converted = result != slot + static_cast<std::uint32_t>(o);
-    addOutput(plan.get(), result, {outputs[o], mesh, placed[o]}, converted ? -1 : (**metadata)[o].alias);
+absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::makeFactory(const OperatorTemplate& op,
+                                                                      const std::vector<TensorMeta>& outputs) {
+  const int meshDims = op.mesh->mesh.dims();
+  const int tensorDims = outputs.empty() ? 0 : static_cast<int>(outputs[0].shape.size());
+  absl::StatusOr<Placements> wanted =
+      normalize(op.placements.empty() ? allReplicate(meshDims) : op.placements, meshDims, tensorDims);
+  if (!wanted.ok()) return wanted.status();
+  const bool partial = std::any_of(wanted->begin(), wanted->end(), [](const Placement& p) { return p.isPartial(); });
+  const bool inPlace = isUniformFactory(op.name) && !partial;
+  std::unique_ptr<PlannedOperator> plan = start(op.mesh, 0, op.name);
+  std::vector<Value> arguments = op.arguments;
+  if (inPlace) arguments[0] = Value(LocalSizes{outputs[0].shape, *wanted});
+  addKernel(plan.get(), op, arguments);
+  const Placements made = inPlace ? *wanted : allReplicate(meshDims);
+  for (std::uint32_t o = 0; o < op.outputs; ++o) {
+    const std::uint32_t slot = made == *wanted ? o : addConversion(plan.get(), o, outputs[o].shape, made, *wanted);
+    addOutput(plan.get(), slot, {outputs[o], op.mesh, *wanted}, -1);
   }
   return plan;
 }
 
+absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::makeRuled(
+    const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, const std::vector<TensorMeta>& outputs,
+    const std::vector<int>& aliases, const OperatorRule& rule, const Candidate& candidate) {
+  const PlacedMesh* mesh = meshOf(op, inputs);
+  std::unique_ptr<PlannedOperator> plan = start(mesh, inputs.size(), op.name);
+  std::vector<std::uint32_t> slots(inputs.size());
+  for (std::uint32_t i = 0; i < slots.size(); ++i) slots[i] = i;
+  redistribute(plan.get(), inputs, candidate.redistributions, &slots);
+
+  std::vector<Placements> placed(outputs.size(), allReplicate(mesh->mesh.dims()));
+  for (std::size_t e = 0; e < candidate.rows.size(); ++e) {
+    const RuleElement& element = rule.elements()[e].element;
+    for (std::size_t o = 0; o < element.outputs.size(); ++o) {
+      if (element.outputs[o] == RuleElement::kNoOutput) continue;
+      placed[element.outputs[o]] = OperatorRule::outputPlacements(candidate.rows[e], o);
+    }
+  }
+  absl::StatusOr<std::unique_ptr<Program>> program = rule.program(candidate);
+  if (!program.ok()) return program.status();
+  if (*program != nullptr) {
+    const RuledElement& ruled = rule.elements()[0];
+    std::vector<std::uint32_t> inputSlots;
+    for (const std::uint32_t input : ruled.element.inputs) inputSlots.push_back(slots[input]);
+    absl::StatusOr<std::vector<std::uint32_t>> results =
+        addProgram(plan.get(), **program, ruled.factors, candidate.rows[0], std::move(inputSlots));
+    if (!results.ok()) return results.status();
+    for (std::size_t o = 0; o < outputs.size(); ++o) {
+      addOutput(plan.get(), (*results)[o], {outputs[o], mesh, placed[o]}, op.written.empty() ? -1 : aliases[o]);
+    }
+    return plan;
+  }
+  std::vector<Value> arguments;
+  for (const Value& argument : op.arguments) arguments.push_back(renumbered(argument, slots));
+  for (const Factors::SizeArgument& size : rule.elements()[0].factors.sizes) {
+    const auto output = static_cast<std::size_t>(size.output);
+    Value& argument = arguments[static_cast<std::size_t>(size.argument)];
+    if (size.dim < 0) {
+      argument = Value(LocalSizes{outputs[output].shape, placed[output]});
+    } else {
+      argument = Value(LocalRange{outputs[output].shape, placed[output], size.dim, LocalRange::Part::kLength});
+    }
+  }
+  addKernel(plan.get(), op, arguments);
+  std::vector<int> shared = aliases;
+  for (int& alias : shared) {
+    // What has been redistributed is a tensor of its own.
+    if (alias >= 0 && slots[static_cast<std::size_t>(alias)] != static_cast<std::uint32_t>(alias)) alias = -1;
+  }
+  addOutputs(plan.get(), outputs, placed, shared);
+  return plan;
+}
+
+absl::StatusOr<std::vector<std::uint32_t>> Planner::addProgram(PlannedOperator* plan, const Program& program,
+                                                               const Factors& factors,
+                                                               const std::vector<const Signature*>& rows,
+                                                               std::vector<std::uint32_t> slots) {
+  const auto isCombined = [&](int factor) {
+    return std::any_of(factors.combined.begin(), factors.combined.end(), [&](const Factors::Combined& combined) {
+      return std::find(combined.factors.begin(), combined.factors.end(), factor) != combined.factors.end();
+    });
+  };
+  std::vector<Placements> placements;
+  for (const ProgramTensor& tensor : program.tensors) {
+    Placements& of = placements.emplace_back();
+    for (const Signature* row : rows) of.push_back(tensor.placement(row->factor, isCombined(row->factor)));
+  }
+  for (const ProgramStep& step : program.steps) {
+    const auto first = static_cast<std::uint32_t>(slots.size());
+    if (step.op.empty()) {
+      const std::uint32_t from = step.arguments.positional[0].as<TensorArg>()->index;
+      // Its row may not shard what the program is for on any mesh dimension where it would change something.
+      slots.push_back(placements[from] == placements[first]
+                          ? slots[from]
+                          : addConversion(plan, slots[from], program.tensors[from].meta.shape, placements[from],
+                                          placements[first]));
+      continue;
+    }
+    absl::StatusOr<c10::OperatorHandle> op = findOperator(step.op);
+    if (!op.ok()) return op.status();
+    Arguments given = step.arguments;
+    for (const ProgramStep::LocalNumber& number : step.localNumbers) {
+      given.positional[number.argument] = Value(
+          LocalRange{program.tensors[number.tensor].meta.shape, placements[number.tensor], number.dim, number.part});
+    }
+    absl::StatusOr<std::vector<Value>> arguments = bindArguments(op->schema(), given);
+    if (!arguments.ok()) return arguments.status();
+    v1::KernelStep* kernel = plan->wire.add_steps()->mutable_kernel();
+    kernel->set_operator_name(step.op);
+    kernel->set_outputs(step.results);
+    kernel->set_random(op->hasTag(at::Tag::nondeterministic_seeded));
+    for (const Value& argument : *arguments) toWire(renumbered(argument, slots), kernel->add_arguments());
+    for (std::uint32_t r = 0; r < step.results; ++r) slots.push_back(plan->slots++);
+  }
+  std::vector<std::uint32_t> results;
+  for (const std::uint32_t output : program.outputs) results.push_back(slots[output]);
+  return results;
+}
+
+void Planner::redistribute(PlannedOperator* plan, absl::Span<const TensorLayout* const> inputs,
+                           std::vector<Redistribution> redistributions, std::vector<std::uint32_t>* slots) {
+  for (const Redistribution& moved : redistributions) {
+    (*slots)[moved.input] = addConversion(plan, moved.input, inputs[moved.input]->meta.shape, moved.from, moved.to);
+  }
+  plan->redistributions = std::move(redistributions);
+}
+
+absl::StatusOr<std::vector<Value>> Planner::replicated(PlannedOperator* plan, const OperatorTemplate& op,
+                                                       absl::Span<const TensorLayout* const> inputs) {
+  std::vector<std::uint32_t> slots(inputs.size());
+  std::vector<Redistribution> redistributions;
+  for (std::uint32_t i = 0; i < slots.size(); ++i) {
+    slots[i] = i;
+    const Placements everywhere = allReplicate(inputs[i]->mesh->mesh.dims());
+    if (inputs[i]->placements == everywhere) continue;
+    if (std::find(op.written.begin(), op.written.end(), i) != op.written.end()) {
+      return absl::UnimplementedError(absl::StrCat("inputs ", describe(inputs),
+                                                   ": it writes to a tensor that it could only write to if that were "
+                                                   "Replicate; redistribute it first"));
+    }
+    redistributions.push_back(redistributionOf(i, *inputs[i], everywhere));
+  }
+  redistribute(plan, inputs, std::move(redistributions), &slots);
+  std::vector<Value> arguments;
+  for (const Value& argument : op.arguments) arguments.push_back(renumbered(argument, slots));
+  return arguments;
+}
+
 absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::makeUnknown(const OperatorTemplate& op,
-                                                                      absl::Span<const TensorLayout* const> inputs) {
-  if (!allReplicated(inputs) || std::any_of(op.placements.begin(), op.placements.end(),
-                                            [](const Placement& placement) { return !placement.isReplicate(); })) {
+                                                                      absl::Span<const TensorLayout* const> inputs,
+                                                                      bool implicit) {
+  if ((!implicit && !allReplicated(inputs)) ||
+      std::any_of(op.placements.begin(), op.placements.end(),
+                  [](const Placement& placement) { return !placement.isReplicate(); })) {
     return absl::UnimplementedError(absl::StrCat(
         "inputs ", describe(inputs), ": only a run tells its result's shape; redistribute them to Replicate first"));
   }
   std::unique_ptr<PlannedOperator> plan = start(meshOf(op, inputs), inputs.size(), op.name);
   plan->unknownOutputs = true;
   plan->wire.set_report_outputs(true);
-  v1::KernelStep* kernel = addKernel(plan.get(), op);
-  for (const Value& argument : op.arguments) toWire(argument, kernel->add_arguments());
-  const auto first = static_cast<std::uint32_t>(inputs.size());
+  absl::StatusOr<std::vector<Value>> arguments = replicated(plan.get(), op, inputs);
+  if (!arguments.ok()) return arguments.status();
+  const std::uint32_t first = addKernel(plan.get(), op, *arguments);
   for (std::uint32_t o = 0; o < op.outputs; ++o) plan->wire.add_outputs(first + o);
   return plan;
 }
 
-v1::KernelStep* Planner::addKernel(PlannedOperator* plan, const OperatorTemplate& op) {
+std::uint32_t Planner::addKernel(PlannedOperator* plan, const OperatorTemplate& op,
+                                 const std::vector<Value>& arguments) {
   v1::KernelStep* kernel = plan->wire.add_steps()->mutable_kernel();
   kernel->set_operator_name(op.name);
   kernel->set_outputs(op.outputs);
-  kernel->set_mutates(!op.mutated.empty());
+  kernel->set_mutates(!op.written.empty());
   kernel->set_random(op.op.hasTag(at::Tag::nondeterministic_seeded));
-  return kernel;
+  for (const Value& argument : arguments) toWire(argument, kernel->add_arguments());
+  plan->slots += op.outputs;
+  return plan->slots - op.outputs;
 }
 
-void Planner::learn(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs,
+std::uint32_t Planner::addConversion(PlannedOperator* plan, std::uint32_t slot, const std::vector<std::int64_t>& shape,
+                                     const Placements& from, const Placements& to) {
+  v1::ConvertStep* convert = plan->wire.add_steps()->mutable_convert();
+  convert->set_input(slot);
+  convert->mutable_shape()->Add(shape.begin(), shape.end());
+  toWire(from, convert->mutable_from());
+  toWire(to, convert->mutable_to());
+  return plan->slots++;
+}
+
+// The results of the last kernel.
+void Planner::addOutputs(PlannedOperator* plan, const std::vector<TensorMeta>& outputs,
+                         const std::vector<Placements>& placed, const std::vector<int>& aliases) {
+  const std::uint32_t first = plan->slots - static_cast<std::uint32_t>(outputs.size());
+  for (std::size_t o = 0; o < outputs.size(); ++o) {
+    addOutput(plan, first + static_cast<std::uint32_t>(o), {outputs[o], plan->mesh, placed[o]}, aliases[o]);
+  }
+}
+
+void Planner::learn(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, bool implicit,
                     std::vector<OutputMeta> outputs) {
   if (op.op.hasTag(at::Tag::dynamic_output_shape) || op.op.hasTag(at::Tag::data_dependent_output)) return;
-  Key key;
-  key.push_back(&op);
-  for (const TensorLayout* input : inputs) key.push_back(input);
-  absl::StatusOr<std::unique_ptr<PlannedOperator>> made = make(op, inputs, OutputMetas(std::move(outputs)));
+  absl::StatusOr<std::unique_ptr<PlannedOperator>> made = make(op, inputs, OutputMetas(std::move(outputs)), implicit);
   if (!made.ok()) return;
   bytes_ += (*made)->wire.ByteSizeLong();
-  plans_[key] = {absl::OkStatus(), *std::move(made)};
+  plans_[keyOf(op, inputs, implicit)] = {absl::OkStatus(), *std::move(made)};
 }
 
 absl::StatusOr<PlannedOperator*> Planner::planRedistribute(const TensorLayout* input, const Placements& to) {
@@ -331,11 +486,7 @@ absl::StatusOr<PlannedOperator*> Planner::planRedistribute(const TensorLayout* i
     toWire(Value(TensorArg{0}), clone->add_arguments());
     toWire(Value(MemoryFormat::kContiguous), clone->add_arguments());
   } else {
-    v1::ConvertStep* convert = plan->wire.add_steps()->mutable_convert();
-    convert->set_input(0);
-    convert->mutable_shape()->Add(input->meta.shape.begin(), input->meta.shape.end());
-    toWire(input->placements, convert->mutable_from());
-    toWire(to, convert->mutable_to());
+    addConversion(plan.get(), 0, input->meta.shape, input->placements, to);
   }
   TensorMeta meta = input->meta;
   meta.strides = contiguousStrides(meta.shape);

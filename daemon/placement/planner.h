@@ -13,6 +13,8 @@
 #include "daemon/graph/tensor_layout.h"
 #include "daemon/placement/metadata_service.h"
 #include "daemon/placement/operator_template.h"
+#include "daemon/placement/placed_operator.h"
+#include "dtorch/v1/client.pb.h"
 #include "dtorch/v1/worker.pb.h"
 
 namespace dtorch {
@@ -22,7 +24,9 @@ struct PlannedOperator {
   PlanId id = 0;
   const PlacedMesh* mesh = nullptr;
   std::vector<const TensorLayout*> outputs;
-  bool unknownOutputs = false;  // the first rank reports them: `outputs` is empty
+  bool unknownOutputs = false;                  // the first rank reports them: `outputs` is empty
+  std::vector<Redistribution> redistributions;  // that it makes of its own accord (implicit mode)
+  std::uint32_t slots = 0;                      // of inputs and steps
   v1::Plan wire;
   bool published = false;  // set by whoever publishes it
 };
@@ -38,14 +42,22 @@ class Planner {
   /// `ask` is to bring the answer to answered(), at once or later.
   Planner(LayoutTable* layouts, std::function<void(MetadataQuestion)> ask) : layouts_(layouts), ask_(std::move(ask)) {}
 
-  /// Null: what it returns has been asked; call again when an answer has come.
-  absl::StatusOr<PlannedOperator*> plan(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs);
+  /// `implicit`: inputs that are not placed as a rule wants are redistributed, as cheaply as can be; otherwise the call
+  /// is refused. Null: what it returns has been asked; call again when an answer has come.
+  absl::StatusOr<PlannedOperator*> plan(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs,
+                                        bool implicit);
+  /// How such a call would be placed. nullopt: as plan().
+  absl::StatusOr<std::optional<v1::Explanation>> explain(const OperatorTemplate& op,
+                                                         absl::Span<const TensorLayout* const> inputs);
   /// The answer to a question; one that nobody waits for any more is dropped.
   void answered(std::uint64_t number, MetadataAnswer answer);
   /// What a run with unknown outputs has given: what the same call gives the next time, unless it depends on values.
-  void learn(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, std::vector<OutputMeta> outputs);
+  void learn(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, bool implicit,
+             std::vector<OutputMeta> outputs);
   /// A conversion of one tensor. `to` is normalised.
   absl::StatusOr<PlannedOperator*> planRedistribute(const TensorLayout* input, const Placements& to);
+  /// Plans calls anew that were refused: there is a new rule.
+  void forgetErrors();
   std::size_t size() const { return plans_.size() + asked_.size() + conversions_.size(); }
   /// Of all plans, on the wire.
   std::size_t bytes() const { return bytes_; }
@@ -73,14 +85,46 @@ class Planner {
     std::unique_ptr<PlannedOperator> plan;  // null: `error` says why
   };
 
+  static Key keyOf(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, bool implicit);
   absl::StatusOr<PlannedOperator*> planNew(const Key& key, const OperatorTemplate& op,
-                                           absl::Span<const TensorLayout* const> inputs);
+                                           absl::Span<const TensorLayout* const> inputs, bool implicit);
+  /// nullopt: it has been asked.
+  absl::StatusOr<std::optional<MetadataAnswer>> metadataOf(const Key& key, const OperatorTemplate& op,
+                                                           absl::Span<const TensorLayout* const> inputs);
+  static absl::StatusOr<std::vector<TensorMeta>> outputsOf(const OperatorTemplate& op,
+                                                           absl::Span<const TensorLayout* const> inputs,
+                                                           const std::vector<OutputMeta>& metadata);
   absl::StatusOr<std::unique_ptr<PlannedOperator>> make(const OperatorTemplate& op,
                                                         absl::Span<const TensorLayout* const> inputs,
-                                                        MetadataAnswer metadata);
+                                                        MetadataAnswer metadata, bool implicit);
+  absl::StatusOr<std::unique_ptr<PlannedOperator>> makeFactory(const OperatorTemplate& op,
+                                                               const std::vector<TensorMeta>& outputs);
+  absl::StatusOr<std::unique_ptr<PlannedOperator>> makeRuled(const OperatorTemplate& op,
+                                                             absl::Span<const TensorLayout* const> inputs,
+                                                             const std::vector<TensorMeta>& outputs,
+                                                             const std::vector<int>& aliases, const OperatorRule& rule,
+                                                             const Candidate& candidate);
   absl::StatusOr<std::unique_ptr<PlannedOperator>> makeUnknown(const OperatorTemplate& op,
-                                                               absl::Span<const TensorLayout* const> inputs);
-  v1::KernelStep* addKernel(PlannedOperator* plan, const OperatorTemplate& op);
+                                                               absl::Span<const TensorLayout* const> inputs,
+                                                               bool implicit);
+  /// Steps of the program; the slots of its outputs.
+  absl::StatusOr<std::vector<std::uint32_t>> addProgram(PlannedOperator* plan, const Program& program,
+                                                        const Factors& factors,
+                                                        const std::vector<const Signature*>& rows,
+                                                        std::vector<std::uint32_t> slots);
+  static void redistribute(PlannedOperator* plan, absl::Span<const TensorLayout* const> inputs,
+                           std::vector<Redistribution> redistributions, std::vector<std::uint32_t>* slots);
+  /// The arguments, after steps that make all inputs Replicate.
+  static absl::StatusOr<std::vector<Value>> replicated(PlannedOperator* plan, const OperatorTemplate& op,
+                                                       absl::Span<const TensorLayout* const> inputs);
+  /// The slot of its first result.
+  static std::uint32_t addKernel(PlannedOperator* plan, const OperatorTemplate& op,
+                                 const std::vector<Value>& arguments);
+  /// The slot of its result.
+  static std::uint32_t addConversion(PlannedOperator* plan, std::uint32_t slot, const std::vector<std::int64_t>& shape,
+                                     const Placements& from, const Placements& to);
+  void addOutputs(PlannedOperator* plan, const std::vector<TensorMeta>& outputs, const std::vector<Placements>& placed,
+                  const std::vector<int>& aliases);
   std::unique_ptr<PlannedOperator> start(const PlacedMesh* mesh, std::size_t inputs, const std::string& name);
   void addOutput(PlannedOperator* plan, std::uint32_t slot, TensorLayout layout, int alias);
 

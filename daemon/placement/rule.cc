@@ -1,38 +1,96 @@
 #include "daemon/placement/rule.h"
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <numeric>
+#include <optional>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "daemon/placement/notation.h"
+#include "dispatch/prepared_call.h"
 
 namespace dtorch {
 namespace {
 
-using Table = absl::flat_hash_map<std::string, const Rule*>;
+// Each step updates parameters and their states element by element, all of a list in one kernel.
+constexpr std::array<absl::string_view, 4> kFusedOptimizers = {"aten::_fused_adam_", "aten::_fused_adamw_",
+                                                               "aten::_fused_sgd_", "aten::_fused_adagrad_"};
+
+using Table = absl::flat_hash_map<absl::string_view, const Rule*>;
 
 Table makeTable() {
   Table table;
-  for (const absl::Span<const Rule> rules :
-       {pointwiseRules(), matmulRules(), reductionRules(), alongDimRules(), viewRules()}) {
-    for (const Rule& rule : rules) table.emplace(std::string(rule.op), &rule);
+  for (const absl::Span<const Rule> rules : ruleTables()) {
+    for (const Rule& rule : rules) table.emplace(rule.op, &rule);
   }
   return table;
 }
 
-// "aten::add_.Tensor" -> "aten::add.Tensor"; empty when the name is not of an in-place form.
-std::string functionalName(const std::string& op) {
-  const std::size_t dot = op.find('.');
-  const std::size_t end = dot == std::string::npos ? op.size() : dot;
-  if (end < 2 || op[end - 1] != '_' || op[end - 2] == '_') return {};
-  return op.substr(0, end - 1) + op.substr(end);
+std::map<std::string, std::string>& addedRules() {
+  static std::map<std::string, std::string> rules;
+  return rules;
+}
+
+// "aten::add_" -> "aten::add"; empty when the name is not of an in-place form.
+std::string functionalName(absl::string_view base) {
+  const bool inPlace = base.size() > 2 && base.back() == '_' && base[base.size() - 2] != '_';
+  return inPlace ? std::string(base.substr(0, base.size() - 1)) : std::string();
+}
+
+std::optional<FoundRule> inTables(const std::string& name, const std::string& base) {
+  static const Table table = makeTable();
+  for (const std::string& key : {name, base}) {
+    if (const auto it = table.find(key); it != table.end()) {
+      return FoundRule{it->second->family, std::string(it->second->detail), false};
+    }
+    if (const auto it = addedRules().find(key); it != addedRules().end()) {
+      return FoundRule{notationFactors, it->second, false};
+    }
+  }
+  return std::nullopt;
+}
+
+// Whether a family is one of random operators.
+bool isRandom(RuleFunction family) {
+  return std::any_of(randomRules().begin(), randomRules().end(),
+                     [&](const Rule& rule) { return rule.family == family; });
+}
+
+// Whether some overload of the name carries the tag: those of the lists' elements are not known by their own names.
+bool isPointwise(const std::string& base) {
+  for (const char* overload : {"", "Tensor", "Scalar"}) {
+    const auto op = c10::Dispatcher::singleton().findSchema({base, overload});
+    if (op && op->hasTag(at::Tag::pointwise)) return true;
+  }
+  return false;
+}
+
+std::optional<FoundRule> ofBase(const std::string& name, const std::string& base, bool tagged) {
+  if (std::optional<FoundRule> found = inTables(name, base)) return found;
+  const std::string functional = functionalName(base);
+  if (!functional.empty()) {
+    const std::string overload = name.substr(base.size());
+    if (std::optional<FoundRule> found = inTables(functional + overload, functional)) return found;
+  }
+  // A view's form that copies.
+  if (absl::string_view view = base; absl::ConsumeSuffix(&view, "_copy")) {
+    const std::string original(view);
+    if (std::optional<FoundRule> found = inTables(original + name.substr(base.size()), original)) return found;
+  }
+  if (tagged && notPointwise(functional.empty() ? base : functional) == nullptr) {
+    return FoundRule{pointwiseFactors, "", false};
+  }
+  return std::nullopt;
 }
 
 // A 0-dim tensor counts as having one dimension, as in torch.
-absl::StatusOr<int> wrapDimension(const std::string& name, std::int64_t given, std::size_t dims) {
+absl::StatusOr<int> wrapDimension(absl::string_view name, std::int64_t given, std::size_t dims) {
   const std::int64_t count = std::max<std::int64_t>(static_cast<std::int64_t>(dims), 1);
   const std::int64_t dim = given < 0 ? given + count : given;
   if (dim >= 0 && dim < count) return static_cast<int>(dim);
@@ -42,37 +100,48 @@ absl::StatusOr<int> wrapDimension(const std::string& name, std::int64_t given, s
 
 }  // namespace
 
-const Value* RuleCall::argument(const std::string& name) const {
+std::vector<absl::Span<const Rule>> ruleTables() {
+  return {alongDimRules(),  attentionRules(), convolutionRules(), factoryRules(),   indexingRules(),
+          joinRules(),      linalgRules(),    lossRules(),        matmulRules(),    normalizationRules(),
+          pointwiseRules(), poolingRules(),   randomRules(),      reductionRules(), viewRules()};
+}
+
+const Value* RuleCall::argument(absl::string_view name) const {
   const int index = position(name);
   return index < 0 ? nullptr : &arguments[static_cast<std::size_t>(index)];
 }
 
-int RuleCall::position(const std::string& name) const {
-  const auto index = schema.argumentIndexWithName(name);
+int RuleCall::position(absl::string_view name) const {
+  const auto index = schema.argumentIndexWithName(std::string(name));
   return index ? *index : -1;
 }
 
-std::vector<std::vector<int>> argumentSets(absl::string_view text) {
-  std::vector<std::vector<int>> sets;
-  for (const absl::string_view set : absl::StrSplit(text, '|', absl::SkipEmpty())) {
-    std::vector<int> numbers;
-    for (const absl::string_view part : absl::StrSplit(set, ' ', absl::SkipEmpty())) {
-      int number = 0;
-      if (absl::SimpleAtoi(part, &number)) numbers.push_back(number);
-    }
-    if (!numbers.empty()) sets.push_back(std::move(numbers));
-  }
-  return sets;
+int RuleCall::input(absl::string_view name) const {
+  const Value* value = argument(name);
+  const auto* tensor = value == nullptr ? nullptr : value->as<TensorArg>();
+  return tensor == nullptr ? -1 : static_cast<int>(tensor->index);
 }
 
-absl::StatusOr<int> RuleCall::dimension(const std::string& name, std::size_t dims) const {
+std::int64_t RuleCall::integer(absl::string_view name, std::int64_t otherwise) const {
+  const Value* value = argument(name);
+  const auto* given = value == nullptr ? nullptr : value->as<std::int64_t>();
+  return given == nullptr ? otherwise : *given;
+}
+
+bool RuleCall::flag(absl::string_view name, bool otherwise) const {
+  const Value* value = argument(name);
+  const auto* given = value == nullptr ? nullptr : value->as<bool>();
+  return given == nullptr ? otherwise : *given;
+}
+
+absl::StatusOr<int> RuleCall::dimension(absl::string_view name, std::size_t dims) const {
   const Value* value = argument(name);
   const auto* given = value == nullptr ? nullptr : value->as<std::int64_t>();
   if (given == nullptr) return absl::UnimplementedError(absl::StrCat("argument '", name, "' must be one dimension"));
   return wrapDimension(name, *given, dims);
 }
 
-absl::StatusOr<std::vector<int>> RuleCall::dimensions(const std::string& name, std::size_t dims) const {
+absl::StatusOr<std::vector<int>> RuleCall::dimensions(absl::string_view name, std::size_t dims) const {
   const Value* value = argument(name);
   if (value == nullptr || value->isNone()) {
     std::vector<int> all(dims);
@@ -91,11 +160,67 @@ absl::StatusOr<std::vector<int>> RuleCall::dimensions(const std::string& name, s
   return result;
 }
 
-const Rule* findRule(const std::string& op) {
-  static const Table table = makeTable();
-  if (const auto it = table.find(op); it != table.end()) return it->second;
-  const auto it = table.find(functionalName(op));
-  return it == table.end() ? nullptr : it->second;
+absl::StatusOr<FoundRule> findRule(const c10::OperatorHandle& op) {
+  const std::string name = nameOf(op.operator_name());
+  const std::string& base = op.operator_name().name;
+  const bool random = op.hasTag(at::Tag::nondeterministic_seeded);
+  std::optional<FoundRule> own = ofBase(name, base, op.hasTag(at::Tag::pointwise) && !random);
+  if (own && random && !isRandom(own->family)) own.reset();
+  if (own) return *std::move(own);
+  if (random) {
+    return absl::UnimplementedError("it draws random numbers, which must be the same however its inputs are placed");
+  }
+  constexpr absl::string_view kForeach = "aten::_foreach_";
+  if (absl::StartsWith(base, kForeach)) {
+    const std::string element = absl::StrCat("aten::", base.substr(kForeach.size()));
+    const std::string functional = functionalName(element);
+    const bool tagged = isPointwise(functional.empty() ? element : functional);
+    if (std::optional<FoundRule> found = ofBase(element, element, tagged)) {
+      found->foreach = true;
+      return *std::move(found);
+    }
+  }
+  if (std::find(kFusedOptimizers.begin(), kFusedOptimizers.end(), base) != kFusedOptimizers.end()) {
+    return FoundRule{pointwiseFactors, "", true};
+  }
+  const char* exception = notPointwise(base);
+  return absl::UnimplementedError(exception == nullptr ? "it has no placement rule" : exception);
+}
+
+std::vector<std::pair<std::string, bool>> ruledOperators() {
+  // Arguments that no client can give.
+  constexpr absl::string_view kOthers[] = {"Dimname", "Storage", "Stream", "Generator ", "QScheme"};
+  std::vector<std::pair<std::string, bool>> all;
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (!op || op->hasTag(at::Tag::inplace_view)) continue;
+    const bool callable =
+        std::all_of(op->schema().arguments().begin(), op->schema().arguments().end(), [&](const auto& argument) {
+          const std::string type = argument.type()->annotation_str();
+          return std::none_of(std::begin(kOthers), std::end(kOthers),
+                              [&](absl::string_view other) { return absl::StrContains(type, other); });
+        });
+    const absl::StatusOr<FoundRule> rule = callable ? findRule(*op) : absl::UnimplementedError("");
+    if (rule.ok()) all.emplace_back(nameOf(name), rule->family == pointwiseFactors);
+  }
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+absl::Status addRules(absl::string_view lines) {
+  for (const absl::string_view line : absl::StrSplit(lines, '\n')) {
+    const absl::string_view text = absl::StripAsciiWhitespace(line);
+    if (text.empty() || absl::StartsWith(text, "#")) continue;
+    const std::size_t scope = text.find("::");
+    const std::size_t colon = scope == absl::string_view::npos ? scope : text.find(':', scope + 2);
+    if (colon == absl::string_view::npos) {
+      return absl::InvalidArgumentError(absl::StrCat("not 'namespace::operator: rule': '", text, "'"));
+    }
+    const absl::string_view notation = absl::StripAsciiWhitespace(text.substr(colon + 1));
+    if (absl::Status status = checkNotation(notation); !status.ok()) return status;
+    addedRules()[std::string(absl::StripAsciiWhitespace(text.substr(0, colon)))] = std::string(notation);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace dtorch

@@ -1,9 +1,12 @@
 #pragma once
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
@@ -13,51 +16,82 @@
 
 namespace dtorch {
 
-/// What a rule is asked about: one operator with bound arguments and global metadata.
+/// What a rule is asked about: one operator with bound arguments and global metadata, without what is only written to
+/// (out=). For an operator on lists of tensors that go together (foreach), one element of each.
 struct RuleCall {
   const c10::FunctionSchema& schema;
   /// Complete, in schema order; TensorArg indices refer to `inputs`.
-  const std::vector<Value>& arguments;
-  absl::Span<const TensorMeta* const> inputs;
-  const std::vector<TensorMeta>& outputs;
+  std::vector<Value> arguments;
+  std::vector<const TensorMeta*> inputs;  // in schema order
+  std::vector<const TensorMeta*> outputs;
 
   /// The bound argument called `name`, or null when the schema has none.
-  const Value* argument(const std::string& name) const;
+  const Value* argument(absl::string_view name) const;
   /// Its position in the schema, or -1.
-  int position(const std::string& name) const;
+  int position(absl::string_view name) const;
+  /// The input that is argument `name`; -1: it has none, or is a number or None.
+  int input(absl::string_view name) const;
+  /// A number argument; `otherwise`: the schema has none, or it is None.
+  std::int64_t integer(absl::string_view name, std::int64_t otherwise) const;
+  bool flag(absl::string_view name, bool otherwise = false) const;
   /// A dimension argument, wrapped into 0..dims-1.
-  absl::StatusOr<int> dimension(const std::string& name, std::size_t dims) const;
-  /// A list of dimensions (or one): None and, for reductions, an empty list mean all.
-  absl::StatusOr<std::vector<int>> dimensions(const std::string& name, std::size_t dims) const;
+  absl::StatusOr<int> dimension(absl::string_view name, std::size_t dims) const;
+  /// A list of dimensions (or one): None, and no such argument, mean all.
+  absl::StatusOr<std::vector<int>> dimensions(absl::string_view name, std::size_t dims) const;
 };
 
-/// Works out the factors of one call. UNIMPLEMENTED: this combination of arguments is not covered yet.
+/// Works out the factors of one call. UNIMPLEMENTED: this combination of arguments is not covered.
 using RuleFunction = absl::StatusOr<Factors> (*)(const RuleCall& call, absl::string_view detail);
 
-/// One line of a rule table: operator, family, and what the family needs to know (einsum letters, linearity, ...).
+/// One line of a rule table: operator, family, and what the family needs to know (a notation, linearity, ...).
 struct Rule {
-  absl::string_view op;  // schema name
+  /// Schema name; without overload: all of them. In-place and out= forms follow the functional one.
+  absl::string_view op;
   RuleFunction family;
   absl::string_view detail;
 };
 
-/// Sets of arguments in a rule's detail: "0|1|0 2" is {0}, {1} and {0, 2}.
-std::vector<std::vector<int>> argumentSets(absl::string_view text);
-
 /// The tables, one for each family; each stands in a file of its own: rules/<family>.cc.
-absl::Span<const Rule> pointwiseRules();
-absl::Span<const Rule> matmulRules();
-absl::Span<const Rule> reductionRules();
 absl::Span<const Rule> alongDimRules();
+absl::Span<const Rule> attentionRules();
+absl::Span<const Rule> convolutionRules();
+absl::Span<const Rule> factoryRules();
+absl::Span<const Rule> indexingRules();
+absl::Span<const Rule> joinRules();
+absl::Span<const Rule> linalgRules();
+absl::Span<const Rule> lossRules();
+absl::Span<const Rule> matmulRules();
+absl::Span<const Rule> normalizationRules();
+absl::Span<const Rule> pointwiseRules();
+absl::Span<const Rule> poolingRules();
+absl::Span<const Rule> randomRules();  // of operators that draw random numbers: they have no others
+absl::Span<const Rule> reductionRules();
 absl::Span<const Rule> viewRules();
+
+/// All of them.
+std::vector<absl::Span<const Rule>> ruleTables();
 
 /// The family of every operator that carries LibTorch's pointwise tag and has no row of its own.
 absl::StatusOr<Factors> pointwiseFactors(const RuleCall& call, absl::string_view detail);
 /// Operators that carry the pointwise tag and are none, with the reason.
 const char* notPointwise(absl::string_view op);
 
-/// The rule of `op`, or null. `op` is found by its schema name; in-place forms ("aten::add_.Tensor") use the row of the
-/// functional one.
-const Rule* findRule(const std::string& op);
+/// How an operator's rule is found.
+struct FoundRule {
+  RuleFunction family = nullptr;
+  std::string detail;
+  /// The operator works on lists element by element; the rule is that of an element.
+  bool foreach = false;
+};
+
+/// The rule of `op`. UNIMPLEMENTED: it has none, and why.
+absl::StatusOr<FoundRule> findRule(const c10::OperatorHandle& op);
+
+/// All operators that have a rule and can be called: names with overloads, and whether they are pointwise.
+std::vector<std::pair<std::string, bool>> ruledOperators();
+
+/// Rules of operators that are not LibTorch's, a line each: "mylib::op: b m k, k n -> b m n; k:sum", with the terms of
+/// notation.h. INVALID_ARGUMENT quotes the line that is not understood. Thread: before any findRule().
+absl::Status addRules(absl::string_view lines);
 
 }  // namespace dtorch

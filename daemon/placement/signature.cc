@@ -1,6 +1,7 @@
 #include "daemon/placement/signature.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,6 +9,9 @@
 
 namespace dtorch {
 namespace {
+
+constexpr ReduceOp kAllReduceOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct, ReduceOp::kMin,
+                                      ReduceOp::kMax};
 
 int dimOf(const std::vector<int>& dims, int factor) {
   const auto it = std::find(dims.begin(), dims.end(), factor);
@@ -19,7 +23,61 @@ std::string join(const std::vector<Placement>& placements) {
 }
 
 void addUnlessPresent(Signature signature, std::vector<Signature>* all) {
-  if (std::find(all->begin(), all->end(), signature) == all->end()) all->push_back(std::move(signature));
+  const bool present =
+      std::any_of(all->begin(), all->end(), [&](const Signature& other) { return other.samePlacements(signature); });
+  if (!present) all->push_back(std::move(signature));
+}
+
+Signature replicate(const Factors& factors) {
+  return {std::vector<Placement>(factors.inputs.size()), std::vector<Placement>(factors.outputs.size()), -1};
+}
+
+// What outputs without `factor` are where it is sharded; nullopt: it must not be.
+std::optional<Placement> lacking(const Factors& factors, int factor) {
+  for (const Factors::Combined& combined : factors.combined) {
+    if (dimOf(combined.factors, factor) < 0) continue;
+    return combined.partial.empty() ? Placement::replicate() : Placement::partial(combined.partial[0]);
+  }
+  for (const Factors::Reduced& reduced : factors.reduced) {
+    if (reduced.factor == factor) return Placement::partial(reduced.by);
+  }
+  return std::nullopt;
+}
+
+std::optional<Signature> sharded(const Factors& factors, int factor) {
+  Signature signature = replicate(factors);
+  signature.factor = factor;
+  bool had = false;
+  for (std::size_t i = 0; i < factors.inputs.size(); ++i) {
+    const int dim = dimOf(factors.inputs[i], factor);
+    if (dim < 0) continue;
+    signature.inputs[i] = Placement::shard(dim);
+    had = true;
+  }
+  if (!had) return std::nullopt;
+  const std::optional<Placement> without = lacking(factors, factor);
+  bool reduces = false;
+  for (std::size_t o = 0; o < factors.outputs.size(); ++o) {
+    if (const int dim = dimOf(factors.outputs[o], factor); dim >= 0) {
+      signature.outputs[o] = Placement::shard(dim);
+    } else if (without) {
+      signature.outputs[o] = *without;
+      reduces = true;
+    } else {
+      return std::nullopt;
+    }
+  }
+  if (reduces && without->isPartial()) {
+    for (const int addend : factors.addends) signature.inputs[static_cast<std::size_t>(addend)] = *without;
+  }
+  return signature;
+}
+
+Signature partial(const Factors& factors, const std::vector<int>& inputs, ReduceOp op) {
+  Signature signature = replicate(factors);
+  for (const int input : inputs) signature.inputs[static_cast<std::size_t>(input)] = Placement::partial(op);
+  for (Placement& output : signature.outputs) output = Placement::partial(op);
+  return signature;
 }
 
 }  // namespace
@@ -27,49 +85,15 @@ void addUnlessPresent(Signature signature, std::vector<Signature>* all) {
 std::string Signature::toString() const { return absl::StrCat(join(inputs), " -> ", join(outputs)); }
 
 std::vector<Signature> signaturesOf(const Factors& factors) {
-  const Signature replicate{std::vector<Placement>(factors.inputs.size()),
-                            std::vector<Placement>(factors.outputs.size())};
-  std::vector<Signature> all = {replicate};
-
+  std::vector<Signature> all = {replicate(factors)};
   for (int factor = 0; factor < factors.count; ++factor) {
-    Signature signature = replicate;
-    for (std::size_t i = 0; i < factors.inputs.size(); ++i) {
-      if (const int dim = dimOf(factors.inputs[i], factor); dim >= 0) signature.inputs[i] = Placement::shard(dim);
-    }
-    std::size_t having = 0;
-    for (std::size_t o = 0; o < factors.outputs.size(); ++o) {
-      const int dim = dimOf(factors.outputs[o], factor);
-      if (dim < 0) continue;
-      signature.outputs[o] = Placement::shard(dim);
-      ++having;
-    }
-    if (having == 0) {
-      if (factors.reducedBy.empty()) continue;
-      const Placement partial = Placement::partial(factors.reducedBy[0]);
-      for (Placement& output : signature.outputs) output = partial;
-      for (const int addend : factors.addends) signature.inputs[static_cast<std::size_t>(addend)] = partial;
-    } else if (having != factors.outputs.size()) {
-      continue;
-    }
-    addUnlessPresent(std::move(signature), &all);
+    if (std::optional<Signature> signature = sharded(factors, factor)) addUnlessPresent(*std::move(signature), &all);
   }
-
-  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
-    for (const std::vector<int>& set : factors.linear) {
-      Signature signature = replicate;
-      for (const int input : set) signature.inputs[static_cast<std::size_t>(input)] = Placement::partial(op);
-      for (Placement& output : signature.outputs) output = Placement::partial(op);
-      addUnlessPresent(std::move(signature), &all);
-    }
+  for (const std::vector<int>& set : factors.linear) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) addUnlessPresent(partial(factors, set, op), &all);
   }
-
-  if (factors.movesOnly) {
-    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax}) {
-      Signature signature = replicate;
-      signature.inputs[0] = Placement::partial(op);
-      for (Placement& output : signature.outputs) output = Placement::partial(op);
-      addUnlessPresent(std::move(signature), &all);
-    }
+  for (const std::vector<int>& set : factors.moved) {
+    for (const ReduceOp op : kAllReduceOps) addUnlessPresent(partial(factors, set, op), &all);
   }
   return all;
 }

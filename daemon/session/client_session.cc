@@ -1,11 +1,14 @@
 #include "daemon/session/client_session.h"
 
+#include <google/protobuf/util/json_util.h>
+
 #include <algorithm>
 #include <exception>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "daemon/placement/rule.h"
 #include "proto/codec.h"
 #include "proto/version.h"
 
@@ -158,6 +161,17 @@ bool ClientSession::run(const v1::Command& command) {
     case v1::Command::kDescribe:
       describe(command.describe());
       return true;
+    case v1::Command::kExplain:
+      return explain(command);
+    case v1::Command::kListRules:
+      listRules(command.list_rules().future());
+      return true;
+    case v1::Command::kDeclareRule:
+      declareRule(command.declare_rule(), command.site());
+      return true;
+    case v1::Command::kListRedistributions:
+      sendJson(command.list_redistributions().future(), redistributions_.list());
+      return true;
     case v1::Command::kSynchronize:
       return synchronize(command.synchronize());
     case v1::Command::kCancelGet:
@@ -222,7 +236,7 @@ void ClientSession::outputsKnown(const v1::OperatorOutputs& reported) {
                  {call.operand + o, outputs[o], nullptr,
                   shares ? tensors_.memoryOf(call.inputTensors[static_cast<std::size_t>(alias)]) : nullptr});
   }
-  services_->planner->learn(*call.op, call.inputs, std::move(metas));
+  services_->planner->learn(*call.op, call.inputs, call.implicit, std::move(metas));
 }
 
 void ClientSession::failAwaited(const OperandFailurePtr& failure) {
@@ -283,12 +297,23 @@ OperandId ClientSession::publish(PlannedOperator* plan, absl::Span<const Operand
   run->set_first_output(first);
   run->set_site(site);
   ++operators_;
+  services_->graph.retire(group, executor->oldestInFlight(group));
+  services_->graph.add({*number,
+                        id_,
+                        group,
+                        {},
+                        site,
+                        std::chrono::steady_clock::now(),
+                        {inputs.begin(), inputs.end()},
+                        first,
+                        static_cast<std::uint32_t>(plan->wire.outputs_size())},
+                       plan->wire.name());
   return first;
 }
 
 void ClientSession::refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure) {
   tensors_.addFailed(command.first_output(), op.outputs, failure);
-  for (const auto& [output, input] : op.mutated) {
+  for (const std::uint32_t input : op.written) {
     if (!sync_ && static_cast<int>(input) < command.inputs_size()) {
       tensors_.failMemory(command.inputs(static_cast<int>(input)), failure);
     }
@@ -297,12 +322,12 @@ void ClientSession::refuse(const v1::Command& command, const OperatorTemplate& o
 
 absl::Status ClientSession::checkWritten(const OperatorTemplate& op, const v1::Command& command,
                                          absl::Span<const TensorLayout* const> layouts) const {
-  if (op.mutated.empty() || std::all_of(layouts.begin(), layouts.end(), [](const TensorLayout* layout) {
+  if (op.written.empty() || std::all_of(layouts.begin(), layouts.end(), [](const TensorLayout* layout) {
         return isAllReplicate(layout->placements);
       })) {
     return absl::OkStatus();
   }
-  for (const auto& [output, written] : op.mutated) {
+  for (const std::uint32_t written : op.written) {
     const TensorId tensor = command.inputs(static_cast<int>(written));
     const OperandMemory* memory = tensors_.find(tensor)->memory.get();
     for (const TensorId other : command.inputs()) {
@@ -354,16 +379,19 @@ bool ClientSession::runCall(const v1::Command& command) {
     operands.push_back(operand->id);
   }
   if (absl::Status apart = checkWritten(op, command, layouts); !apart.ok()) return refuseFor(std::move(apart));
-  absl::StatusOr<PlannedOperator*> plan = services_->planner->plan(op, layouts);
+  absl::StatusOr<PlannedOperator*> plan = services_->planner->plan(op, layouts, command.implicit());
   if (!plan.ok()) return refuseFor(plan.status());
   if (*plan == nullptr) return false;
   const GroupId group = (*plan)->mesh->group;
   if (!canAppend(group)) return false;
   if (const absl::Status& error = services_->executor->error(group); !error.ok()) return refuseFor(error);
   if (absl::Status quota = tensors_.checkQuota((*plan)->outputs); !quota.ok()) return refuseFor(std::move(quota));
+  if (!(*plan)->redistributions.empty()) {
+    redistributions_.add(op.name, definitions_.site(command.site()), (*plan)->redistributions);
+  }
   OperatorNumber number = 0;
   const OperandId first = publish(*plan, operands, command.site(), &number);
-  for (const auto& [output, input] : op.mutated) {
+  for (const std::uint32_t input : op.written) {
     tensors_.addWriter(number, group, tensors_.memoryOf(command.inputs(static_cast<int>(input))), *services_->executor);
   }
   if ((*plan)->unknownOutputs) {
@@ -374,7 +402,8 @@ bool ClientSession::runCall(const v1::Command& command) {
                 entry->op,
                 {layouts.begin(), layouts.end()},
                 {command.inputs().begin(), command.inputs().end()},
-                command.site()};
+                command.site(),
+                command.implicit()};
     return true;
   }
   for (std::size_t o = 0; o < (*plan)->outputs.size(); ++o) {
@@ -549,6 +578,74 @@ void ClientSession::describe(const v1::Describe& describe) {
   channel_->send(std::move(message));
 }
 
+bool ClientSession::explain(const v1::Command& command) {
+  const v1::Explain& asked = command.explain();
+  const TemplateEntry* entry = definitions_.callTemplate(asked.template_id());
+  if (entry == nullptr) {
+    protocolError(absl::InvalidArgumentError(absl::StrCat("template ", asked.template_id(), " is not defined")));
+    return true;
+  }
+  const auto answerWith = [&](const OperandFailurePtr& failure) {
+    FutureTable::sendError(channel_.get(), asked.future(), failure.get());
+    return true;
+  };
+  if (!entry->error.ok()) return answerWith(fail(entry->error, entry->name, command.site()));
+  if (static_cast<std::uint32_t>(asked.inputs_size()) != entry->op->inputs) {
+    return answerWith(fail(absl::InvalidArgumentError(absl::StrCat("its arguments hold ", entry->op->inputs,
+                                                                   " tensors, the call gives ", asked.inputs_size())),
+                           entry->name, command.site()));
+  }
+  std::vector<const TensorLayout*> layouts;
+  for (const TensorId tensor : asked.inputs()) {
+    const SessionTensor* operand = tensors_.find(tensor);
+    if (operand == nullptr) return answerWith(unknownTensor(tensor, entry->name, command.site()));
+    if (operand->failure() != nullptr) return answerWith(operand->failure());
+    layouts.push_back(operand->layout);
+  }
+  absl::StatusOr<std::optional<v1::Explanation>> explanation = services_->planner->explain(*entry->op, layouts);
+  if (!explanation.ok()) return answerWith(fail(explanation.status(), entry->name, command.site()));
+  if (!*explanation) return false;
+  sendJson(asked.future(), **explanation);
+  return true;
+}
+
+void ClientSession::declareRule(const v1::DeclareRule& declared, std::uint32_t site) {
+  const std::string name = printable(declared.operator_name(), 256);
+  absl::Status status = services_->policy.check(name);
+  if (status.ok() && !services_->policy.isOfLibrary(name)) {
+    status = absl::PermissionDeniedError("rules are declared for operators of operator libraries only");
+  }
+  if (status.ok()) status = addRules(absl::StrCat(name, ": ", printable(declared.rule(), 4096)));
+  if (!status.ok()) {
+    return FutureTable::sendError(channel_.get(), declared.future(), fail(std::move(status), name, site).get());
+  }
+  services_->planner->forgetErrors();
+  sendResult(channel_.get(), declared.future(), nullptr);
+}
+
+void ClientSession::listRules(FutureId future) {
+  v1::RuleList list;
+  for (const auto& [name, pointwise] : ruledOperators()) {
+    if (!services_->policy.check(name).ok()) continue;
+    v1::RuledOperator* added = list.add_operators();
+    added->set_name(name);
+    added->set_pointwise(pointwise);
+  }
+  sendJson(future, list);
+}
+
+void ClientSession::sendJson(FutureId future, const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.always_print_primitive_fields = true;
+  options.preserve_proto_field_names = true;
+  auto answer = std::make_shared<v1::DaemonMessage>();
+  v1::FutureResult* result = answer->mutable_result();
+  result->set_future(future);
+  google::protobuf::util::MessageToJsonString(message, result->mutable_json(), options).ok();
+  result->set_done(true);
+  channel_->send(std::move(answer));
+}
+
 bool ClientSession::synchronize(const v1::Synchronize& synchronize) {
   if (!checkNumbers(groups_.size())) return true;
   for (const GroupId group : groups_) {
@@ -642,6 +739,7 @@ v1::SessionStatus ClientSession::status() const {
   status.set_operators(operators_);
   status.set_failed(failures_.count());
   status.set_futures(services_->futures->pendingOf(id_) + fences_.size());
+  status.set_redistributions(redistributions_.count());
   return status;
 }
 

@@ -13,6 +13,7 @@
 #include "daemon/session/definitions.h"
 #include "daemon/session/failure_log.h"
 #include "daemon/session/incoming_put.h"
+#include "daemon/session/redistribution_log.h"
 #include "daemon/session/session_channel.h"
 #include "daemon/session/session_services.h"
 #include "daemon/session/tensor_table.h"
@@ -58,6 +59,8 @@ class ClientSession {
   SessionChannel* channel() { return channel_.get(); }
   std::uint64_t unobservedFailures() const { return failures_.unobserved(); }
   v1::SessionStatus status() const;
+  /// "train.py:31"; empty: none.
+  std::string site(std::uint32_t id) const { return definitions_.site(id); }
 
  private:
   Progress workOn(const v1::CommandBatch& batch);
@@ -71,6 +74,10 @@ class ClientSession {
   bool redistribute(const v1::Command& command);
   bool get(const v1::Command& command);
   void describe(const v1::Describe& describe);
+  bool explain(const v1::Command& command);
+  void declareRule(const v1::DeclareRule& declared, std::uint32_t site);
+  void listRules(FutureId future);
+  void sendJson(FutureId future, const google::protobuf::Message& message);
   bool synchronize(const v1::Synchronize& synchronize);
   void release(absl::Span<const TensorId> tensors);
 
@@ -115,6 +122,7 @@ class ClientSession {
   Definitions definitions_;
   TensorTable tensors_;
   FailureLog failures_;
+  RedistributionLog redistributions_;
   absl::flat_hash_set<GroupId> groups_;
   std::unique_ptr<IncomingPut> incoming_;
   /// The call whose outputs only its run tells: all later commands wait for them.
@@ -127,6 +135,7 @@ class ClientSession {
     std::vector<const TensorLayout*> inputs;
     std::vector<TensorId> inputTensors;
     std::uint32_t site = 0;
+    bool implicit = false;
   };
   std::optional<AwaitedCall> awaited_;
 

@@ -96,8 +96,8 @@ absl::Status Definitions::define(const v1::TemplateDefinition& definition) {
   absl::StatusOr<Placements> placements = fromWire(definition.placements());
   entry.error = placements.status();
   if (!placements.ok()) return absl::OkStatus();
-  absl::StatusOr<OperatorTemplate> made =
-      OperatorTemplate::create(entry.name, *arguments, entry.outputs, placedOn, *std::move(placements));
+  absl::StatusOr<OperatorTemplate> made = OperatorTemplate::create(services_->policy, entry.name, *arguments,
+                                                                   entry.outputs, placedOn, *std::move(placements));
   entry.error = made.status();
   if (!made.ok()) return absl::OkStatus();
   entry.op = std::make_shared<const OperatorTemplate>(*std::move(made));

@@ -7,11 +7,13 @@
 #include "absl/container/node_hash_map.h"
 #include "core/device_mesh.h"
 #include "daemon/executor/executor.h"
+#include "daemon/graph/logical_graph.h"
 #include "daemon/graph/tensor_layout.h"
 #include "daemon/placement/operator_template.h"
 #include "daemon/placement/planner.h"
 #include "daemon/session/future_table.h"
 #include "daemon/session/tensor_table.h"
+#include "dispatch/operator_policy.h"
 
 namespace dtorch {
 
@@ -23,6 +25,8 @@ struct SessionServices {
   FutureTable* futures = nullptr;
   int worldSize = 0;
   SessionLimits limits;
+  OperatorPolicy policy;
+  LogicalGraph graph;
   std::uint64_t failed = 0;  // operators, over all sessions
   absl::node_hash_map<DeviceMesh, PlacedMesh> meshes;
   /// By name, arguments and mesh, serialised: sessions that call the same share plans.

@@ -23,29 +23,33 @@ constexpr int kLifetimeFd = 3;  // in the worker
 constexpr int kKillWaitMs = 5000;
 
 std::vector<std::string> commandLine(const std::string& binary, const WorkerSpec& spec) {
-  return {binary,
-          "--rank",
-          absl::StrCat(spec.rank),
-          "--world-size",
-          absl::StrCat(spec.worldSize),
-          "--device",
-          spec.device,
-          "--frames",
-          spec.frameEndpoint,
-          "--reports",
-          spec.reportEndpoint,
-          "--supervisor",
-          spec.supervisorTarget,
-          "--threads",
-          absl::StrCat(spec.threads),
-          "--heartbeat-interval-ms",
-          absl::StrCat(spec.heartbeatInterval.count()),
-          "--comm-timeout-ms",
-          absl::StrCat(spec.commTimeout.count()),
-          "--memory-limit",
-          absl::StrCat(spec.memoryLimit),
-          "--lifetime-fd",
-          absl::StrCat(kLifetimeFd)};
+  std::vector<std::string> command = {binary,
+                                      "--rank",
+                                      absl::StrCat(spec.rank),
+                                      "--world-size",
+                                      absl::StrCat(spec.worldSize),
+                                      "--device",
+                                      spec.device,
+                                      "--frames",
+                                      spec.frameEndpoint,
+                                      "--reports",
+                                      spec.reportEndpoint,
+                                      "--supervisor",
+                                      spec.supervisorTarget,
+                                      "--threads",
+                                      absl::StrCat(spec.threads),
+                                      "--heartbeat-interval-ms",
+                                      absl::StrCat(spec.heartbeatInterval.count()),
+                                      "--comm-timeout-ms",
+                                      absl::StrCat(spec.commTimeout.count()),
+                                      "--memory-limit",
+                                      absl::StrCat(spec.memoryLimit),
+                                      "--lifetime-fd",
+                                      absl::StrCat(kLifetimeFd)};
+  for (const std::string& path : spec.operatorLibraries) {
+    command.insert(command.end(), {"--operator-library", path});
+  }
+  return command;
 }
 
 struct Pipe {

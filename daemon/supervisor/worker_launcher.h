@@ -21,7 +21,8 @@ struct WorkerSpec {
   int threads = 1;
   std::chrono::milliseconds heartbeatInterval{1000};
   std::chrono::milliseconds commTimeout{600000};
-  std::uint64_t memoryLimit = 0;  // bytes of large tensors; 0: none
+  std::uint64_t memoryLimit = 0;               // bytes of large tensors; 0: none
+  std::vector<std::string> operatorLibraries;  // loaded at its start
 };
 
 /// A running worker. Thread: readOutput() and takeExit() are the supervisor thread's and may take their time; the

@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "comm/placement/move.h"
-#include "comm/placement/plan.h"
+#include "core/conversion.h"
 #include "tests/catch.h"
 #include "tests/comm/ranks.h"
 

@@ -51,6 +51,8 @@ TEST_CASE("Values print as they would in Python") {
   CHECK(Value(std::vector<std::int64_t>{1, 2}).toString() == "[1, 2]");
   CHECK(Value(std::vector<bool>{true, false}).toString() == "[True, False]");
   CHECK(Value(std::vector<Value>{1, "x"}).toString() == "[1, 'x']");
+  CHECK(Value(LocalRange{{8}, {Placement::shard(0)}, 0, LocalRange::Part::kLength}).toString() ==
+        "local length along 0 of [8] [S(0)]");
   CHECK(Value(LocalSizes{{8}, {Placement::shard(0)}}).toString() == "local sizes of [8] [S(0)]");
 }
 

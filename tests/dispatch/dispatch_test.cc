@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "dispatch/binding.h"
-#include "dispatch/denied.h"
 #include "dispatch/dtype.h"
 #include "dispatch/meta.h"
+#include "dispatch/operator_policy.h"
 #include "dispatch/prepared_call.h"
 #include "tests/catch.h"
 
@@ -128,12 +128,24 @@ TEST_CASE("metadata without data: Meta kernels, pointwise operators without one,
 }
 
 TEST_CASE("operators that read files or trust their indices are denied") {
-  CHECK(absl::IsPermissionDenied(checkAllowed("aten::from_file")));
-  CHECK(absl::IsPermissionDenied(checkAllowed("aten::_sparse_coo_tensor_unsafe")));
-  CHECK(absl::IsPermissionDenied(checkAllowed("aten::_reshape_alias_copy")));
-  CHECK(absl::IsPermissionDenied(checkAllowed("aten::_nested_view_from_buffer_copy.out")));
-  CHECK(absl::IsPermissionDenied(checkAllowed("inductor::_alloc_from_pool")));
-  CHECK(checkAllowed("aten::mm").ok());
+  const OperatorPolicy policy;
+  CHECK(absl::IsPermissionDenied(policy.check("aten::from_file")));
+  CHECK(absl::IsPermissionDenied(policy.check("aten::_sparse_coo_tensor_unsafe")));
+  CHECK(absl::IsPermissionDenied(policy.check("aten::_reshape_alias_copy")));
+  CHECK(absl::IsPermissionDenied(policy.check("aten::_nested_view_from_buffer_copy.out")));
+  CHECK(absl::IsPermissionDenied(policy.check("inductor::_alloc_from_pool")));
+  CHECK(policy.check("aten::mm").ok());
+}
+
+TEST_CASE("the configuration denies and allows operators") {
+  const OperatorPolicy policy({"aten::_nested_*"}, {"aten::mm", "dtorch::manual*"}, {"mylib::scale_rows"});
+  CHECK(policy.check("aten::_nested_view_from_buffer").ok());
+  CHECK(policy.check("mylib::scale_rows.out").ok());
+  CHECK(absl::IsPermissionDenied(policy.check("mylib::other")));
+  CHECK(absl::IsPermissionDenied(policy.check("aten::mm.out")));
+  CHECK(policy.check("aten::bmm").ok());
+  CHECK(absl::IsPermissionDenied(policy.check("dtorch::manual_seed")));
+  CHECK(absl::IsPermissionDenied(policy.check("aten::from_file")));
 }
 
 TEST_CASE("every dtype of the wire is one of LibTorch's, of the same size") {

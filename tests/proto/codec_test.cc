@@ -51,6 +51,7 @@ TEST_CASE("Every kind of value survives the wire bit for bit") {
       std::vector<bool>{true, false},
       std::vector<Value>{1, 2.5, std::vector<Value>{Value(), "x"}},
       LocalSizes{{5, 3}, {Placement::shard(0), Placement::partial(ReduceOp::kMax)}},
+      LocalRange{{5, 3}, {Placement::shard(1)}, 1, LocalRange::Part::kLength},
   };
   for (const Value& value : values) {
     CAPTURE(value.toString());

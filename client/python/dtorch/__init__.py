@@ -10,66 +10,28 @@
 Operators are ATen's, by their schema names. Calls do not wait and do not fail; the value that depends on a call that went
 wrong raises dtorch.Error, with the operator that failed first and the line that called it.
 """
+import contextlib
 import ctypes
+import json
 import sys
 import time
 from ctypes import byref, c_char_p, c_int32, c_void_p
 
 from . import _memory, _types
+from ._explanation import Explanation, Redistribution
+from ._placement import Partial, Replicate, Shard, placement_of
 from ._library import DEADLINE_EXCEEDED, Error, HostTensor, LIBRARY, Object, SessionInfo, Site, check
 from ._types import Device, DType
 from ._wire import Encoder
 
-__all__ = ["DType", "Device", "Error", "Future", "Mesh", "Partial", "Replicate", "Session", "Shard", "Tensor",
+__all__ = ["DType", "Device", "Error", "Explanation", "Future", "Mesh", "Partial", "Redistribution", "Replicate", "Session", "Shard", "Tensor",
            "TensorInfo", "Value", "connect"]
 
 _WAIT_PIECE = 0.1  # seconds between looks for a signal, such as Control-C
 
 
-class Shard:
-    """Split along tensor dimension `dim` over a mesh dimension, as torch.chunk does."""
-
-    def __init__(self, dim):
-        self.dim = int(dim)
-
-    def __repr__(self):
-        return f"S({self.dim})"
-
-    def __eq__(self, other):
-        return repr(self) == repr(other)
-
-    def __hash__(self):
-        return hash(repr(self))
-
-
-class Replicate(Shard):
-    """The whole on every rank of a mesh dimension."""
-
-    def __init__(self):
-        pass
-
-    def __repr__(self):
-        return "R"
-
-
-class Partial(Shard):
-    """A part on every rank of a mesh dimension; the value is their "sum", "avg", "product", "min" or "max"."""
-
-    def __init__(self, reduce_op="sum"):
-        self.reduce_op = reduce_op
-
-    def __repr__(self):
-        return f"P({self.reduce_op})"
-
-
 def _text(placements):
     return " ".join(map(repr, placements or ())).encode()
-
-
-def _placement(text):
-    if text == "R":
-        return Replicate()
-    return Shard(int(text[2:-1])) if text[0] == "S" else Partial(text[2:-1])
 
 
 def _site():
@@ -195,7 +157,13 @@ def _info(future):
     check(LIBRARY.dtorch_result(future.pointer, byref(struct), byref(placements)))
     dims = slice(struct.dims)
     return TensorInfo(tuple(struct.shape[dims]), tuple(struct.strides[dims]), _types.DTYPE_NAMES[struct.dtype],
-                      [_placement(text) for text in placements.value.decode().split()])
+                      [placement_of(text) for text in placements.value.decode().split()])
+
+
+def _json(future):
+    text = c_char_p()
+    check(LIBRARY.dtorch_json(future.pointer, byref(text)))
+    return json.loads(text.value)
 
 
 def _nothing(_):
@@ -239,6 +207,7 @@ class Session:
     def __init__(self, handle, info, sync):
         self._object = handle
         self.sync = sync
+        self.implicit = False  # see implicit_redistribution()
         self.id = info.id
         self.daemon_pid = info.daemon_pid
         self.world_size = info.world_size
@@ -281,12 +250,49 @@ class Session:
         inputs = (c_void_p * len(tensors))(*(tensor._object.pointer for tensor in tensors))
         results = (c_void_p * outputs)()
         check(LIBRARY.dtorch_call(self._object.pointer, name.encode(), encoded, len(encoded), inputs, len(tensors),
-                                  None if mesh is None else self._mesh(mesh), _text(placements), outputs, _site(),
-                                  results))
+                                  None if mesh is None else self._mesh(mesh), _text(placements), outputs,
+                                  self.implicit, _site(), results))
         made = [Tensor(Object(pointer)) for pointer in results]
         if self.sync:
             self.synchronize().wait()
         return made[0] if outputs == 1 else made
+
+    @contextlib.contextmanager
+    def implicit_redistribution(self, implicit=True):
+        """Within it, calls whose inputs no placement rule takes as they lie redistribute them, as cheaply as can be, where
+        otherwise they are refused. For the whole session: `session.implicit = True`."""
+        before, self.implicit = self.implicit, implicit
+        try:
+            yield
+        finally:
+            self.implicit = before
+
+    def redistributions(self, timeout=None):
+        """What such calls have redistributed so far: a list of Redistribution."""
+        answer = Future(Object.made_by(LIBRARY.dtorch_redistributions, self._object.pointer), _json).wait(timeout)
+        return [Redistribution(each["redistribution"], each["operator_name"], each["site"], int(each["count"]))
+                for each in answer.get("redistributions", ())]
+
+    def explain(self, name, *arguments, outputs=1, timeout=None, **named):
+        """How a call would be placed, without running it: an Explanation."""
+        encoder = Encoder()
+        encoded = encoder.arguments(arguments, named)
+        tensors = encoder.tensors
+        inputs = (c_void_p * len(tensors))(*(tensor._object.pointer for tensor in tensors))
+        future = Object.made_by(LIBRARY.dtorch_explain, self._object.pointer, name.encode(), encoded, len(encoded),
+                                inputs, len(tensors), outputs, _site())
+        return Explanation(Future(future, _json).wait(timeout))
+
+    def declare_rule(self, name, rule, timeout=None):
+        """A placement rule of an operator of an operator library, for all sessions: "b m k, k n -> b m n; k:sum" (see
+        docs/rules.md)."""
+        Future(Object.made_by(LIBRARY.dtorch_declare_rule, self._object.pointer, name.encode(), rule.encode()),
+               _nothing).wait(timeout)
+
+    def operators(self, timeout=None):
+        """The operators that have a placement rule: a list of (name with overload, whether it is pointwise)."""
+        answer = Future(Object.made_by(LIBRARY.dtorch_rules, self._object.pointer), _json).wait(timeout)
+        return [(each["name"], each["pointwise"]) for each in answer["operators"]]
 
     def manual_seed(self, seed, mesh=None):
         """Sets the random state of this session's operators on a mesh, as torch.manual_seed(): what they draw then is what

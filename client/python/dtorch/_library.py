@@ -31,8 +31,12 @@ FUNCTIONS = {
     "dtorch_mesh": [OBJECT, POINTER(c_int32), c_int32, POINTER(c_int64), c_int32, OUT],
     "dtorch_put": [OBJECT, OBJECT, c_char_p, POINTER(HostTensor), Site, OUT],
     "dtorch_put_shards": [OBJECT, OBJECT, c_char_p, POINTER(HostTensor), c_int32, POINTER(c_int64), c_int32, Site, OUT],
-    "dtorch_call": [OBJECT, c_char_p, c_char_p, c_uint64, POINTER(OBJECT), c_int32, OBJECT, c_char_p, c_uint32, Site,
-                    POINTER(OBJECT)],
+    "dtorch_call": [OBJECT, c_char_p, c_char_p, c_uint64, POINTER(OBJECT), c_int32, OBJECT, c_char_p, c_uint32, c_int,
+                    Site, POINTER(OBJECT)],
+    "dtorch_explain": [OBJECT, c_char_p, c_char_p, c_uint64, POINTER(OBJECT), c_int32, c_uint32, Site, OUT],
+    "dtorch_rules": [OBJECT, OUT],
+    "dtorch_declare_rule": [OBJECT, c_char_p, c_char_p, OUT],
+    "dtorch_redistributions": [OBJECT, OUT],
     "dtorch_redistribute": [OBJECT, c_char_p, Site, OUT],
     "dtorch_get": [OBJECT, c_int32, OUT],
     "dtorch_describe": [OBJECT, OUT],
@@ -40,6 +44,7 @@ FUNCTIONS = {
     "dtorch_wait": [OBJECT, c_double],
     "dtorch_poll": [OBJECT],
     "dtorch_result": [OBJECT, POINTER(HostTensor), POINTER(c_char_p)],
+    "dtorch_json": [OBJECT, POINTER(c_char_p)],
 }
 
 

@@ -1,104 +1,172 @@
 #include <algorithm>
 #include <array>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "daemon/placement/notation.h"
 #include "daemon/placement/rule.h"
 
 namespace dtorch {
 namespace {
 
-// Detail: "inputs -> output; linear; addends". Letters name factors, one a dimension; a letter without a place in the
-// output is summed over. An addend of lower rank, or with an extent of 1, broadcasts.
-absl::StatusOr<Factors> einsumFactors(const RuleCall& call, absl::string_view detail) {
-  const std::vector<std::string> sections = absl::StrSplit(detail, ';');
-  const std::vector<std::string> sides = absl::StrSplit(sections[0], " -> ");
-  Factors factors;
-  factors.reducedBy = {ReduceOp::kSum};
-  std::vector<std::string> letters;
-  std::vector<std::int64_t> extents;
-  const auto factorOf = [&](const std::string& letter) {
-    const auto it = std::find(letters.begin(), letters.end(), letter);
-    if (it != letters.end()) return static_cast<int>(it - letters.begin());
-    letters.push_back(letter);
-    extents.push_back(-1);
-    return factors.add();
-  };
-  const auto lettersOf = [](absl::string_view term) {
-    return std::vector<std::string>(absl::StrSplit(absl::StripAsciiWhitespace(term), ' ', absl::SkipEmpty()));
-  };
-  std::vector<int> output;
-  for (const std::string& letter : lettersOf(sides[1])) output.push_back(factorOf(letter));
-  for (std::size_t d = 0; d < output.size(); ++d)
-    extents[static_cast<std::size_t>(output[d])] = call.outputs[0].shape[d];
+// torch.matmul and the like take any rank: the letters follow from it.
+absl::StatusOr<Factors> matmulFactors(const RuleCall& call, absl::string_view) {
+  const std::size_t left = call.inputs[0]->shape.size();
+  const std::size_t right = call.inputs[1]->shape.size();
+  return notationFactors(
+      call, absl::StrCat(left > 2 ? "... " : "", left > 1 ? "m k" : "k", ", ", right > 2 ? "... " : "",
+                         right > 1 ? "k n" : "k", " -> ", left > 2 || right > 2 ? "... " : "", left > 1 ? "m " : "",
+                         right > 1 ? "n" : "", "; k:sum; linear 0|1"));
+}
 
-  std::size_t index = 0;
-  for (const absl::string_view term : absl::StrSplit(sides[0], ',')) {
-    if (index >= call.inputs.size()) return absl::UnimplementedError("one of its operands is a number");
-    const std::vector<std::string> dims = lettersOf(term);
-    const TensorMeta& meta = *call.inputs[index++];
-    if (meta.shape.size() > dims.size())
-      return absl::UnimplementedError(absl::StrCat("an operand has ", meta.shape.size(), " dimensions"));
-    std::vector<int> ofInput;
-    const std::size_t skipped = dims.size() - meta.shape.size();
-    for (std::size_t d = 0; d < meta.shape.size(); ++d) {
-      const int factor = factorOf(dims[skipped + d]);
-      std::int64_t& extent = extents[static_cast<std::size_t>(factor)];
-      if (extent < 0) extent = meta.shape[d];
-      ofInput.push_back(extent == meta.shape[d] ? factor : Factors::kWhole);
-    }
-    factors.inputs.push_back(std::move(ofInput));
+absl::StatusOr<Factors> linearFactors(const RuleCall& call, absl::string_view) {
+  const bool vector = call.inputs[1]->shape.size() < 2;
+  return notationFactors(call, vector ? "... k, k, * -> ...; k:sum; linear 0 2|1 2; addend 2"
+                                      : "... k, n k, n -> ... n; k:sum; linear 0 2|1 2; addend 2");
+}
+
+// torch.inner: over the last dimensions of both.
+absl::StatusOr<Factors> innerFactors(const RuleCall& call, absl::string_view) {
+  if (call.inputs[0]->shape.empty() || call.inputs[1]->shape.empty()) {
+    return notationFactors(call, "..., ... -> ...; linear 0|1");
   }
-  factors.outputs.push_back(std::move(output));
+  std::vector<std::string> left;
+  std::vector<std::string> right;
+  for (std::size_t d = 0; d + 1 < call.inputs[0]->shape.size(); ++d) left.push_back(absl::StrCat("a", d));
+  for (std::size_t d = 0; d + 1 < call.inputs[1]->shape.size(); ++d) right.push_back(absl::StrCat("b", d));
+  const std::string a = absl::StrJoin(left, " ");
+  const std::string b = absl::StrJoin(right, " ");
+  return notationFactors(call, absl::StrCat(a, " k, ", b, " k -> ", a, " ", b, "; k:sum; linear 0|1"));
+}
 
-  if (sections.size() > 1) factors.linear = argumentSets(sections[1]);
-  if (sections.size() > 2) {
-    for (const std::vector<int>& addends : argumentSets(sections[2])) factors.addends = addends;
+absl::StatusOr<Factors> tensordotFactors(const RuleCall& call, absl::string_view) {
+  absl::StatusOr<std::vector<int>> left = call.dimensions("dims_self", call.inputs[0]->shape.size());
+  absl::StatusOr<std::vector<int>> right = call.dimensions("dims_other", call.inputs[1]->shape.size());
+  if (!left.ok()) return left.status();
+  if (!right.ok()) return right.status();
+  if (left->size() != right->size()) return absl::UnimplementedError("its lists of dimensions differ in length");
+  const auto words = [](std::size_t dims, const std::vector<int>& summed, const char* own) {
+    std::vector<std::string> result;
+    for (std::size_t d = 0; d < dims; ++d) result.push_back(absl::StrCat(own, d));
+    for (std::size_t s = 0; s < summed.size(); ++s) result[static_cast<std::size_t>(summed[s])] = absl::StrCat("k", s);
+    return result;
+  };
+  const std::vector<std::string> a = words(call.inputs[0]->shape.size(), *left, "a");
+  const std::vector<std::string> b = words(call.inputs[1]->shape.size(), *right, "b");
+  std::vector<std::string> output;
+  std::vector<std::string> reduced;
+  for (const auto* side : {&a, &b}) {
+    for (const std::string& word : *side) {
+      if (word[0] != 'k') output.push_back(word);
+    }
+  }
+  for (std::size_t s = 0; s < left->size(); ++s) reduced.push_back(absl::StrCat("k", s, ":sum"));
+  return notationFactors(
+      call, absl::StrCat(absl::StrJoin(a, " "), ", ", absl::StrJoin(b, " "), " -> ", absl::StrJoin(output, " "), "; ",
+                         absl::StrJoin(reduced, " "), "; linear 0|1"));
+}
+
+// The equation is a notation already, but for its operands, which are one list, and for "...".
+absl::StatusOr<Factors> einsumFactors(const RuleCall& call, absl::string_view) {
+  const Value* equation = call.argument("equation");
+  if (equation == nullptr || equation->as<std::string>() == nullptr) return absl::UnimplementedError("no equation");
+  std::string text = *equation->as<std::string>();
+  std::erase(text, ' ');
+  const std::vector<std::string> sides = absl::StrSplit(text, "->");
+  const std::vector<std::string> terms = absl::StrSplit(sides[0], ',');
+  if (terms.size() != call.inputs.size() || text.find('.') != std::string::npos) {
+    return absl::UnimplementedError("its equation has '...'");
+  }
+  std::string output;
+  if (sides.size() > 1) {
+    output = sides[1];
+  } else {
+    // Letters that occur once, in the order of the alphabet.
+    for (const char letter : std::string("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")) {
+      if (std::count(sides[0].begin(), sides[0].end(), letter) == 1) output += letter;
+    }
+  }
+  Factors factors;
+  std::string letters;
+  const auto factorsOf = [&](const std::string& term) {
+    std::vector<int> dims;
+    for (const char letter : term) {
+      std::size_t at = letters.find(letter);
+      if (at == std::string::npos) {
+        at = letters.size();
+        letters += letter;
+        factors.add();
+      }
+      dims.push_back(static_cast<int>(at));
+    }
+    return dims;
+  };
+  for (std::size_t t = 0; t < terms.size(); ++t) {
+    factors.inputs.push_back(factorsOf(terms[t]));
+    if (factors.inputs[t].size() != call.inputs[t]->shape.size()) return absl::UnimplementedError("an operand's rank");
+    factors.linear.push_back({static_cast<int>(t)});
+  }
+  factors.outputs = {factorsOf(output)};
+  // A letter twice in a term is a diagonal; an extent of 1 broadcasts.
+  for (int f = 0; f < factors.count; ++f) {
+    bool whole = false;
+    std::int64_t extent = -1;
+    for (std::size_t t = 0; t < terms.size(); ++t) {
+      int seen = 0;
+      for (std::size_t d = 0; d < factors.inputs[t].size(); ++d) {
+        if (factors.inputs[t][d] != f) continue;
+        ++seen;
+        whole = whole || (extent >= 0 && extent != call.inputs[t]->shape[d]);
+        extent = call.inputs[t]->shape[d];
+      }
+      whole = whole || seen > 1;
+    }
+    const bool inOutput =
+        std::find(factors.outputs[0].begin(), factors.outputs[0].end(), f) != factors.outputs[0].end();
+    if (!inOutput) factors.reduced.push_back({f, ReduceOp::kSum});
+    if (!whole) continue;
+    for (auto* tensors : {&factors.inputs, &factors.outputs}) {
+      for (std::vector<int>& dims : *tensors) std::replace(dims.begin(), dims.end(), f, Factors::kWhole);
+    }
   }
   return factors;
 }
 
-// torch.matmul and torch.nn.functional.linear take any rank: the letters follow from it.
-absl::StatusOr<Factors> matmulFactors(const RuleCall& call, absl::string_view) {
-  const std::size_t left = call.inputs[0]->shape.size();
-  const std::size_t right = call.inputs[1]->shape.size();
-  const std::size_t batch = std::max<std::size_t>(std::max(left, right), 2) - 2;
-  const auto batchLetters = [&](std::size_t dims) {
-    std::string text;
-    for (std::size_t d = dims < 2 ? 0 : dims - 2; d > 0; --d) absl::StrAppend(&text, "b", d, " ");
-    return text;
-  };
-  const std::string detail =
-      absl::StrCat(batchLetters(left), left > 1 ? "m " : "", "k, ", batchLetters(right), right > 1 ? "k n" : "k",
-                   " -> ", batchLetters(batch + 2), left > 1 ? "m " : "", right > 1 ? "n" : "", "; 0|1");
-  return einsumFactors(call, detail);
-}
-
-absl::StatusOr<Factors> linearFactors(const RuleCall& call, absl::string_view) {
-  std::string batch;
-  for (std::size_t d = 1; d < call.inputs[0]->shape.size(); ++d) absl::StrAppend(&batch, "b", d, " ");
-  const bool bias = call.inputs.size() > 2;
-  return einsumFactors(
-      call, absl::StrCat(batch, "k, n k", bias ? ", n" : "", " -> ", batch, "n", bias ? "; 0 2|1 2; 2" : "; 0|1"));
-}
-
-constexpr std::array<Rule, 11> kRules = {{
-    {"aten::mm", einsumFactors, "m k, k n -> m n; 0|1"},
-    {"aten::bmm", einsumFactors, "b m k, b k n -> b m n; 0|1"},
-    {"aten::mv", einsumFactors, "m k, k -> m; 0|1"},
-    {"aten::dot", einsumFactors, "k, k -> ; 0|1"},
-    {"aten::vdot", einsumFactors, "k, k -> ; 0|1"},
-    {"aten::outer", einsumFactors, "m, n -> m n; 0|1"},
-    {"aten::addmm", einsumFactors, "m n, m k, k n -> m n; 0 1|0 2; 0"},
-    {"aten::addmv", einsumFactors, "m, m k, k -> m; 0 1|0 2; 0"},
-    {"aten::baddbmm", einsumFactors, "b m n, b m k, b k n -> b m n; 0 1|0 2; 0"},
+constexpr std::array kRules = std::to_array<Rule>({
+    {"aten::mm", notationFactors, "m k, k n -> m n; k:sum; linear 0|1"},
+    {"aten::_int_mm", notationFactors, "m k, k n -> m n; k:sum"},
+    {"aten::bmm", notationFactors, "b m k, b k n -> b m n; k:sum; linear 0|1"},
+    {"aten::mv", notationFactors, "m k, k -> m; k:sum; linear 0|1"},
+    {"aten::dot", notationFactors, "k, k -> ; k:sum; linear 0|1"},
+    {"aten::vdot", notationFactors, "k, k -> ; k:sum; linear 0|1"},
+    {"aten::outer", notationFactors, "m, n -> m n; linear 0|1"},
+    {"aten::ger", notationFactors, "m, n -> m n; linear 0|1"},
+    {"aten::inner", innerFactors, ""},
+    {"aten::addmm", notationFactors, "m n, m k, k n -> m n; k:sum; linear 0 1|0 2; addend 0"},
+    {"aten::_addmm_activation", notationFactors, "m n, m [k], [k] n -> m n"},
+    {"aten::addmv", notationFactors, "m, m k, k -> m; k:sum; linear 0 1|0 2; addend 0"},
+    {"aten::addr", notationFactors, "m n, m, n -> m n; linear 0 1|0 2"},
+    {"aten::baddbmm", notationFactors, "b m n, b m k, b k n -> b m n; k:sum; linear 0 1|0 2; addend 0"},
+    {"aten::addbmm", notationFactors, "m n, b m k, b k n -> m n; k:sum b:sum; linear 0 1|0 2; addend 0"},
     {"aten::matmul", matmulFactors, ""},
+    {"aten::linalg_matmul", matmulFactors, ""},
     {"aten::linear", linearFactors, ""},
-}};
+    {"aten::einsum", einsumFactors, ""},
+    {"aten::tensordot", tensordotFactors, ""},
+    {"aten::bilinear", notationFactors, "... [i], ... [j], o [i] [j], o -> ... o"},
+    {"aten::cdist", notationFactors, "... m [k], ... n [k] -> ... m n"},
+    {"aten::_cdist_forward", notationFactors, "... m [k], ... n [k] -> ... m n"},
+    {"aten::_euclidean_dist", notationFactors, "m [k], n [k] -> m n"},
+    {"aten::matrix_power", notationFactors, "... [n] [n] -> ... [n] [n]"},
+    {"aten::linalg_matrix_power", notationFactors, "... [n] [n] -> ... [n] [n]"},
+    {"aten::lstm_cell", notationFactors, "b [i], b [h], *, *, *, *, * -> b [h]"},
+    {"aten::gru_cell", notationFactors, "b [i], b [h], *, *, *, * -> b [h]"},
+    {"aten::rnn_tanh_cell", notationFactors, "b [i], b [h], *, *, *, * -> b [h]"},
+    {"aten::rnn_relu_cell", notationFactors, "b [i], b [h], *, *, *, * -> b [h]"},
+});
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-#include "comm/placement/plan.h"
+#include "core/conversion.h"
 
 #include <algorithm>
 #include <functional>
@@ -48,14 +48,26 @@ class Planner {
   Cost cost(const Placements& before, std::size_t m, const Placement& to) const {
     Placements after = before;
     after[m] = to;
-    const Cost here = elements(before);
     const Cost there = elements(after);
-    const auto extent = static_cast<Cost>(mesh_.shape()[m]);
-    const Cost others = (extent - 1) / extent;
     const Placement& from = before[m];
     if (from.isReplicate() || to.isPartial()) return 1 + kLocalShare * there;
-    if (from.isPartial()) return kExchangeCost + here * others * (to.isReplicate() ? 2 : 1);
-    return kExchangeCost + there * others;
+    return kExchangeCost + received(before, m, to);
+  }
+
+  /// Elements that a rank receives.
+  Cost received(const Placements& before, std::size_t m, const Placement& to) const {
+    const Placement& from = before[m];
+    if (from.isReplicate() || to.isPartial()) return 0;
+    Placements after = before;
+    after[m] = to;
+    const auto extent = static_cast<Cost>(mesh_.shape()[m]);
+    const Cost others = (extent - 1) / extent;
+    if (from.isPartial()) return elements(before) * others * (to.isReplicate() ? 2 : 1);
+    return elements(after) * others;
+  }
+
+  ConversionStep step(const Placements& before, std::size_t m, const Placement& to) const {
+    return {static_cast<int>(m), before[m], to, before, received(before, m, to)};
   }
 
   std::vector<ConversionStep> shortest(const Placements& from, const Placements& to) const {
@@ -95,7 +107,7 @@ class Planner {
     if (!reached.contains(to)) return steps;
     for (Placements state = to; state != from;) {
       const Reached& how = reached[state];
-      steps.push_back({static_cast<int>(how.meshDim), how.previous[how.meshDim], state[how.meshDim], how.previous});
+      steps.push_back(step(how.previous, how.meshDim, state[how.meshDim]));
       state = how.previous;
     }
     std::reverse(steps.begin(), steps.end());
@@ -146,7 +158,7 @@ absl::StatusOr<std::vector<ConversionStep>> planConversion(const std::vector<std
   }
   if (changed.size() == 1 && Planner::allowed(from, changed[0], to[changed[0]])) {
     const std::size_t m = changed[0];
-    return std::vector<ConversionStep>{{static_cast<int>(m), from[m], to[m], from}};
+    return std::vector<ConversionStep>{planner.step(from, m, to[m])};
   }
   planner.addReplicate();
   std::vector<ConversionStep> steps = planner.shortest(from, to);

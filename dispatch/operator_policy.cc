@@ -1,6 +1,8 @@
-#include "dispatch/denied.h"
+#include "dispatch/operator_policy.h"
 
+#include <algorithm>
 #include <array>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -46,21 +48,33 @@ bool matches(absl::string_view pattern, absl::string_view name) {
   return absl::ConsumeSuffix(&pattern, "*") ? absl::StartsWith(name, pattern) : name == pattern;
 }
 
+bool matchesAny(const std::vector<std::string>& patterns, absl::string_view name) {
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](const std::string& pattern) { return matches(pattern, name); });
+}
+
+absl::Status refusal(const std::string& name, absl::string_view reason) {
+  return absl::PermissionDeniedError(absl::StrCat("operator '", name, "' is not allowed: ", reason));
+}
+
 }  // namespace
 
-absl::Status checkAllowed(const std::string& name) {
+OperatorPolicy::OperatorPolicy(std::vector<std::string> allowed, std::vector<std::string> denied,
+                               std::vector<std::string> library)
+    : allowed_(std::move(allowed)), denied_(std::move(denied)), library_(library.begin(), library.end()) {}
+
+absl::Status OperatorPolicy::check(const std::string& name) const {
   absl::string_view base = absl::string_view(name).substr(0, name.find('.'));
-  // LibTorch's own helpers of other namespaces (inductor, prim, ...) trust their callers.
+  if (matchesAny(denied_, base)) return refusal(name, "operators.deny names it");
+  if (matchesAny(allowed_, base) || library_.contains(base)) return absl::OkStatus();
   if (absl::StartsWith(base, "dtorch::")) return absl::OkStatus();
+  // LibTorch's own helpers of other namespaces (inductor, prim, ...) trust their callers.
   if (!absl::StartsWith(base, "aten::")) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("operator '", name, "' is not allowed: only those of aten and dtorch are"));
+    return refusal(name, "only those of aten, dtorch and the libraries of operators.libraries are");
   }
   absl::ConsumeSuffix(&base, "_copy");
   for (const Row& row : kDenied) {
-    if (matches(row.name, base)) {
-      return absl::PermissionDeniedError(absl::StrCat("operator '", name, "' is not allowed: ", row.reason));
-    }
+    if (matches(row.name, base)) return refusal(name, row.reason);
   }
   return absl::OkStatus();
 }

@@ -15,6 +15,8 @@ struct ConversionStep {
   Placement to;
   /// The placements of all mesh dimensions before this step.
   Placements before;
+  /// What a rank receives at most, in elements.
+  double received = 0;
 
   /// Whether ranks exchange data in it.
   bool communicates() const { return !from.isReplicate() && !to.isPartial(); }

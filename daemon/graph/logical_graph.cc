@@ -1,0 +1,36 @@
+#include "daemon/graph/logical_graph.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace dtorch {
+
+void LogicalGraph::add(GraphOperator added, absl::string_view name) {
+  const auto known = names_.find(name);
+  added.name = known != names_.end() ? *known : *names_.emplace(name).first;
+  operators_[added.group].push_back(std::move(added));
+  ++size_;
+}
+
+void LogicalGraph::retire(GroupId group, OperatorNumber oldest) {
+  const auto it = operators_.find(group);
+  if (it == operators_.end()) return;
+  std::deque<GraphOperator>& window = it->second;
+  while (!window.empty() && window.front().number < oldest) {
+    window.pop_front();
+    --size_;
+  }
+}
+
+std::vector<const GraphOperator*> LogicalGraph::oldest(std::size_t limit) const {
+  std::vector<const GraphOperator*> all;
+  for (const auto& [group, window] : operators_) {
+    for (std::size_t i = 0; i < std::min(limit, window.size()); ++i) all.push_back(&window[i]);
+  }
+  std::sort(all.begin(), all.end(),
+            [](const GraphOperator* a, const GraphOperator* b) { return a->number < b->number; });
+  if (all.size() > limit) all.resize(limit);
+  return all;
+}
+
+}  // namespace dtorch

@@ -1,0 +1,384 @@
+#include "daemon/placement/placed_operator.h"
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "core/conversion.h"
+#include "core/shard.h"
+#include "daemon/placement/operator_cost.h"
+#include "dispatch/written_arguments.h"
+
+namespace dtorch {
+namespace {
+
+// More ways than these are not compared: a program of three mesh dimensions has some hundreds.
+constexpr std::size_t kMaxCandidates = 4096;
+
+// Whether the operator adds up in the arithmetic in which its Partial inputs do: a bool's sum is an "or", a narrow
+// integer's wraps around, and a cast to another dtype rounds each summand.
+bool isLinearIn(const RuleCall& call, const std::vector<int>& inputs) {
+  for (const int input : inputs) {
+    const DType dtype = call.inputs[static_cast<std::size_t>(input)]->dtype;
+    if (dtype == DType::kBool) return false;
+    for (const TensorMeta* output : call.outputs) {
+      if (output->dtype != dtype) return false;
+    }
+  }
+  return true;
+}
+
+int listLength(const OperatorTemplate& op) {
+  for (const Value& value : op.arguments) {
+    const std::optional<TensorListArg> list = tensorListOf(value);
+    if (list && !list->indices.empty()) return static_cast<int>(list->indices.size());
+  }
+  return 0;
+}
+
+// The tensors of a call as a rule sees them: see RuleElement. `place`: of the lists; -1: not an operator on lists.
+absl::StatusOr<RuleElement> elementOf(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs,
+                                      const std::vector<TensorMeta>& outputs, int place) {
+  const c10::FunctionSchema& schema = op.op.schema();
+  RuleElement element{RuleCall{schema, {}, {}, {}}, {}, {}, {}};
+  std::vector<std::uint32_t> outs;     // given as out=
+  std::vector<std::uint32_t> changed;  // written in place, and not returned
+  const auto isReturned = [&](std::uint32_t input) {
+    return std::any_of(op.returned.begin(), op.returned.end(), [&](const auto& pair) { return pair.second == input; });
+  };
+  const auto add = [&](std::uint32_t input) {
+    element.inputs.push_back(input);
+    element.call.inputs.push_back(&inputs[input]->meta);
+    return TensorArg{static_cast<std::uint32_t>(element.inputs.size() - 1)};
+  };
+  for (std::size_t a = 0; a < op.arguments.size(); ++a) {
+    const c10::Argument& parameter = schema.arguments()[a];
+    const Value& value = op.arguments[a];
+    const bool writes = isWritten(schema, a);
+    const std::optional<TensorListArg> tensors = tensorListOf(value);
+    const bool isList = tensors.has_value();
+    const std::vector<std::optional<std::uint32_t>> list =
+        isList ? tensors->indices : std::vector<std::optional<std::uint32_t>>();
+    if (isList && place >= 0) {
+      if (static_cast<std::size_t>(place) >= list.size() || !list[static_cast<std::size_t>(place)]) {
+        element.call.arguments.emplace_back();
+        continue;
+      }
+      const std::uint32_t input = *list[static_cast<std::size_t>(place)];
+      if (writes && parameter.is_out()) {
+        outs.push_back(input);
+        element.call.arguments.emplace_back();
+        continue;
+      }
+      if (writes) changed.push_back(input);
+      element.call.arguments.emplace_back(add(input));
+    } else if (isList) {
+      TensorListArg renumbered;
+      for (const auto& index : list) {
+        if (!index) {
+          renumbered.indices.emplace_back();
+        } else if (writes && parameter.is_out()) {
+          outs.push_back(*index);
+        } else {
+          renumbered.indices.emplace_back(add(*index).index);
+        }
+      }
+      element.call.arguments.emplace_back(std::move(renumbered));
+    } else if (const auto* tensor = value.as<TensorArg>()) {
+      if (parameter.is_out()) {
+        outs.push_back(tensor->index);
+        element.call.arguments.emplace_back();
+      } else {
+        element.call.arguments.emplace_back(add(tensor->index));
+      }
+    } else if (place >= 0 && value.as<std::vector<Value>>() != nullptr &&
+               static_cast<std::size_t>(place) < value.as<std::vector<Value>>()->size()) {
+      element.call.arguments.push_back((*value.as<std::vector<Value>>())[static_cast<std::size_t>(place)]);
+    } else {
+      element.call.arguments.push_back(value);
+    }
+  }
+  const auto addOutput = [&](const TensorMeta* meta, std::uint32_t number) {
+    element.call.outputs.push_back(meta);
+    element.outputs.push_back(number);
+    return static_cast<std::uint32_t>(element.outputs.size() - 1);
+  };
+  if (place < 0) {
+    for (std::size_t o = 0; o < outputs.size(); ++o) addOutput(&outputs[o], static_cast<std::uint32_t>(o));
+    for (const auto& [output, input] : op.returned) element.written.emplace_back(output, input);
+    return element;
+  }
+  // Lists of results come one after the other; what is written and not returned is a result, too.
+  const auto places = static_cast<std::size_t>(listLength(op));
+  for (std::size_t o = static_cast<std::size_t>(place); outputs.size() % places == 0 && o < outputs.size();
+       o += places) {
+    addOutput(&outputs[o], static_cast<std::uint32_t>(o));
+  }
+  for (const std::uint32_t input : changed) {
+    if (isReturned(input)) continue;
+    element.written.emplace_back(addOutput(&inputs[input]->meta, RuleElement::kNoOutput), input);
+  }
+  for (const std::uint32_t input : outs) {
+    element.written.emplace_back(addOutput(&inputs[input]->meta, RuleElement::kNoOutput), input);
+  }
+  return element;
+}
+
+// A rule that does not speak of all tensors of a call does not cover it.
+absl::Status checkCovers(const Factors& factors, const RuleCall& call) {
+  const auto covers = [](const std::vector<std::vector<int>>& dims, const std::vector<const TensorMeta*>& metas) {
+    return std::equal(
+        dims.begin(), dims.end(), metas.begin(), metas.end(),
+        [](const std::vector<int>& of, const TensorMeta* meta) { return of.size() == meta->shape.size(); });
+  };
+  if (covers(factors.inputs, call.inputs) && covers(factors.outputs, call.outputs)) return absl::OkStatus();
+  return absl::UnimplementedError("its placement rule does not cover tensors of these shapes");
+}
+
+// Calls `visit` with each coordinate of the mesh, until it says no.
+bool allCoordinates(const DeviceMesh& mesh, const std::function<bool(const std::vector<std::int64_t>&)>& visit) {
+  std::vector<std::int64_t> coordinate(static_cast<std::size_t>(mesh.dims()), 0);
+  for (;;) {
+    if (!visit(coordinate)) return false;
+    int m = mesh.dims() - 1;
+    for (; m >= 0; --m) {
+      const auto at = static_cast<std::size_t>(m);
+      if (++coordinate[at] < mesh.shape()[at]) break;
+      coordinate[at] = 0;
+    }
+    if (m < 0) return true;
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<OperatorRule> OperatorRule::create(const OperatorTemplate& op,
+                                                  absl::Span<const TensorLayout* const> inputs,
+                                                  const std::vector<TensorMeta>& outputs, const PlacedMesh* mesh) {
+  absl::StatusOr<FoundRule> rule = findRule(op.op);
+  if (!rule.ok()) return rule.status();
+  OperatorRule result;
+  result.inputs_ = inputs;
+  result.mesh_ = mesh;
+  const int places = rule->foreach ? listLength(op) : 1;
+  for (int place = 0; place < places; ++place) {
+    absl::StatusOr<RuleElement> element = elementOf(op, inputs, outputs, rule->foreach ? place : -1);
+    if (!element.ok()) return element.status();
+    absl::StatusOr<Factors> factors = rule->family(element->call, rule->detail);
+    if (!factors.ok()) return factors.status();
+    if (absl::Status covers = checkCovers(*factors, element->call); !covers.ok()) return covers;
+    std::erase_if(factors->linear, [&](const std::vector<int>& set) { return !isLinearIn(element->call, set); });
+    // Lists are run by one kernel, and most programs write to nothing.
+    if (rule->foreach || (!op.written.empty() && !factors->programWrites)) factors->combined.clear();
+    RuledElement ruled{*std::move(element), *std::move(factors), {}};
+    for (Signature& row : signaturesOf(ruled.factors)) {
+      bool stays = true;
+      for (const auto& [output, input] : ruled.element.written) {
+        const auto at = std::find(ruled.element.inputs.begin(), ruled.element.inputs.end(), input);
+        if (at == ruled.element.inputs.end()) continue;  // out=: it lies as the result does, or the call is refused
+        const auto index = static_cast<std::size_t>(at - ruled.element.inputs.begin());
+        stays = stays && row.inputs[index] == row.outputs[output];
+      }
+      if (stays) ruled.rows.push_back(std::move(row));
+    }
+    result.elements_.push_back(std::move(ruled));
+  }
+  return result;
+}
+
+Placements OperatorRule::inputPlacements(const std::vector<const Signature*>& rows, std::size_t input) {
+  Placements placements;
+  for (const Signature* row : rows) placements.push_back(row->inputs[input]);
+  return placements;
+}
+
+Placements OperatorRule::outputPlacements(const std::vector<const Signature*>& rows, std::size_t output) {
+  Placements placements;
+  for (const Signature* row : rows) placements.push_back(row->outputs[output]);
+  return placements;
+}
+
+absl::Status OperatorRule::check(const RuledElement& ruled, const std::vector<const Signature*>& rows) const {
+  const Factors& factors = ruled.factors;
+  const RuleCall& call = ruled.element.call;
+  const auto isSharded = [&](int factor) {
+    return std::any_of(rows.begin(), rows.end(), [&](const Signature* row) { return row->factor == factor; });
+  };
+  for (const int factor : factors.neverEmpty) {
+    if (!isSharded(factor)) continue;
+    for (std::size_t i = 0; i < factors.inputs.size(); ++i) {
+      const auto at = std::find(factors.inputs[i].begin(), factors.inputs[i].end(), factor);
+      if (at == factors.inputs[i].end()) continue;
+      const int dim = static_cast<int>(at - factors.inputs[i].begin());
+      const std::int64_t extent = call.inputs[i]->shape[static_cast<std::size_t>(dim)];
+      const Placements placements = inputPlacements(rows, i);
+      const bool full = allCoordinates(mesh_->mesh, [&](const std::vector<std::int64_t>& coordinate) {
+        return localRange(extent, dim, mesh_->mesh, placements, coordinate).length > 0;
+      });
+      if (!full) {
+        return absl::InvalidArgumentError(absl::StrCat("dimension ", dim, " of ", extent,
+                                                       " leaves a rank without a part, and nothing cannot be reduced"));
+      }
+    }
+  }
+  for (const Factors::Block& block : factors.blocks) {
+    const auto tensor = static_cast<std::size_t>(block.tensor);
+    const int factor = (block.output ? factors.outputs : factors.inputs)[tensor][static_cast<std::size_t>(block.dim)];
+    if (!isSharded(factor) || block.inner == 1) continue;
+    const TensorMeta& meta = block.output ? *call.outputs[tensor] : *call.inputs[tensor];
+    const Placements placements = block.output ? outputPlacements(rows, tensor) : inputPlacements(rows, tensor);
+    const std::int64_t extent = meta.shape[static_cast<std::size_t>(block.dim)];
+    const bool aligned = allCoordinates(mesh_->mesh, [&](const std::vector<std::int64_t>& coordinate) {
+      const ShardRange range = localRange(extent, block.dim, mesh_->mesh, placements, coordinate);
+      const ShardRange outer = localRange(extent / block.inner, block.dim, mesh_->mesh, placements, coordinate);
+      return range.length == outer.length * block.inner &&
+             (range.length == 0 || range.offset == outer.offset * block.inner);
+    });
+    if (!aligned) {
+      return absl::InvalidArgumentError(absl::StrCat("dimension ", block.dim, " of ", extent, " is made of blocks of ",
+                                                     block.inner, ", and a rank's part would end within one"));
+    }
+  }
+  const Factors::Combined* combined = nullptr;
+  for (const Signature* row : rows) {
+    for (const Factors::Combined& other : factors.combined) {
+      if (std::find(other.factors.begin(), other.factors.end(), row->factor) == other.factors.end()) continue;
+      if (combined != nullptr && combined != &other) {
+        return absl::UnimplementedError("two dimensions would have to be combined over ranks in different ways");
+      }
+      combined = &other;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Candidate> OperatorRule::match() const {
+  Candidate candidate;
+  for (const RuledElement& ruled : elements_) {
+    const RuleElement& element = ruled.element;
+    std::vector<const Signature*> rows;
+    for (std::size_t m = 0; m < static_cast<std::size_t>(mesh_->mesh.dims()); ++m) {
+      const auto fits = [&](const Signature& row) {
+        for (std::size_t i = 0; i < element.inputs.size(); ++i) {
+          if (inputs_[element.inputs[i]]->placements[m] != row.inputs[i]) return false;
+        }
+        for (const auto& [output, input] : element.written) {
+          if (inputs_[input]->placements[m] != row.outputs[output]) return false;
+        }
+        return true;
+      };
+      const auto row = std::find_if(ruled.rows.begin(), ruled.rows.end(), fits);
+      if (row == ruled.rows.end()) {
+        const std::string accepted = absl::StrJoin(
+            ruled.rows, " | ", [](std::string* out, const Signature& signature) { out->append(signature.toString()); });
+        return absl::InvalidArgumentError(
+            absl::StrCat("are placed as no rule accepts on mesh dimension ", m, "; accepted: ", accepted));
+      }
+      rows.push_back(&*row);
+    }
+    if (absl::Status fits = check(ruled, rows); !fits.ok()) {
+      return absl::Status(fits.code(), absl::StrCat("cannot be split so: ", fits.message()));
+    }
+    candidate.rows.push_back(std::move(rows));
+  }
+  return candidate;
+}
+
+std::vector<Candidate> OperatorRule::candidates(std::size_t e) const {
+  const RuledElement& ruled = elements_[e];
+  const RuleElement& element = ruled.element;
+  const auto meshDims = static_cast<std::size_t>(mesh_->mesh.dims());
+  const OperatorCost whole = OperatorCost::of(element.call, ruled.factors);
+  std::vector<Candidate> all;
+  std::vector<std::size_t> chosen(meshDims, 0);
+  for (std::size_t tried = 0; tried < kMaxCandidates; ++tried) {
+    std::vector<const Signature*> rows;
+    double parts = 1;
+    for (std::size_t m = 0; m < meshDims; ++m) {
+      rows.push_back(&ruled.rows[chosen[m]]);
+      if (rows[m]->factor >= 0) parts *= static_cast<double>(mesh_->mesh.shape()[m]);
+    }
+    bool possible = check(ruled, rows).ok();
+    Candidate candidate;
+    candidate.cost = whole.seconds() / parts;
+    // Somebody will have to add up what is Partial.
+    for (std::size_t o = 0; o < element.call.outputs.size(); ++o) {
+      for (std::size_t m = 0; m < meshDims; ++m) {
+        if (!rows[m]->outputs[o].isPartial()) continue;
+        const auto ranks = static_cast<double>(mesh_->mesh.shape()[m]);
+        const auto bytes = static_cast<double>(element.call.outputs[o]->bytes());
+        candidate.cost += transferSeconds(bytes * (ranks - 1) / ranks, 1);
+      }
+    }
+    for (std::size_t i = 0; possible && i < element.inputs.size(); ++i) {
+      const TensorLayout& layout = *inputs_[element.inputs[i]];
+      const Placements to = inputPlacements(rows, i);
+      if (to == layout.placements) continue;
+      const auto steps = planConversion(layout.meta.shape, mesh_->mesh, layout.placements, to);
+      // Nobody gains by spreading a value into parts only to add them up again.
+      possible = steps.ok() && std::none_of(to.begin(), to.end(), [&](const Placement& placement) {
+                   return placement.isPartial() && std::find(layout.placements.begin(), layout.placements.end(),
+                                                             placement) == layout.placements.end();
+                 });
+      if (!possible) break;
+      Redistribution redistribution{element.inputs[i], layout.placements, to, 0, 0};
+      for (const ConversionStep& step : *steps) {
+        redistribution.bytes += step.received * static_cast<double>(elementSize(layout.meta.dtype));
+        redistribution.collectives += step.communicates() ? 1 : 0;
+      }
+      candidate.cost += transferSeconds(redistribution.bytes, redistribution.collectives);
+      candidate.redistributions.push_back(std::move(redistribution));
+    }
+    // What is written must be where the result comes: it is not moved.
+    for (const auto& [output, input] : element.written) {
+      possible = possible && outputPlacements(rows, output) == inputs_[input]->placements;
+    }
+    if (possible) {
+      candidate.rows = {std::move(rows)};
+      all.push_back(std::move(candidate));
+    }
+    std::size_t m = 0;
+    while (m < meshDims && ++chosen[m] == ruled.rows.size()) chosen[m++] = 0;
+    if (m == meshDims) break;
+  }
+  std::stable_sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) { return a.cost < b.cost; });
+  return all;
+}
+
+absl::StatusOr<Candidate> OperatorRule::cheapest() const {
+  Candidate total;
+  for (std::size_t e = 0; e < elements_.size(); ++e) {
+    std::vector<Candidate> all = candidates(e);
+    if (all.empty()) return absl::UnimplementedError("no redistribution of its inputs makes it possible");
+    total.rows.push_back(std::move(all[0].rows[0]));
+    total.cost += all[0].cost;
+    std::move(all[0].redistributions.begin(), all[0].redistributions.end(), std::back_inserter(total.redistributions));
+  }
+  return total;
+}
+
+absl::StatusOr<std::unique_ptr<Program>> OperatorRule::program(const Candidate& candidate) const {
+  // Operators on lists have none: their elements run in one kernel.
+  for (const Factors::Combined& combined : elements_[0].factors.combined) {
+    std::int64_t parts = 1;
+    bool sharded = false;
+    for (std::size_t m = 0; m < candidate.rows[0].size(); ++m) {
+      const int factor = candidate.rows[0][m]->factor;
+      if (std::find(combined.factors.begin(), combined.factors.end(), factor) == combined.factors.end()) continue;
+      parts *= mesh_->mesh.shape()[m];
+      sharded = true;
+    }
+    if (!sharded) continue;
+    absl::StatusOr<Program> program = combined.program(elements_[0].element.call, parts);
+    if (!program.ok()) return program.status();
+    return std::make_unique<Program>(*std::move(program));
+  }
+  return nullptr;
+}
+
+}  // namespace dtorch

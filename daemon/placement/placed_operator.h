@@ -1,0 +1,80 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "daemon/graph/tensor_layout.h"
+#include "daemon/placement/factors.h"
+#include "daemon/placement/operator_template.h"
+#include "daemon/placement/rule.h"
+#include "daemon/placement/signature.h"
+
+namespace dtorch {
+
+/// The tensors of one call that its rule looks at together: all of them or, for an operator on lists (foreach), those
+/// of one place of the lists.
+struct RuleElement {
+  RuleCall call;
+  std::vector<std::uint32_t> inputs;   // of the operator's call, for each of RuleCall::inputs
+  std::vector<std::uint32_t> outputs;  // of the operator's call, for each of RuleCall::outputs; kNoOutput: none
+  /// Inputs of the operator's call that must lie as an output of `call` does, being written: (output, input).
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> written;
+  static constexpr std::uint32_t kNoOutput = ~0u;
+};
+
+/// An element with what its rule says of it.
+struct RuledElement {
+  RuleElement element;
+  Factors factors;
+  std::vector<Signature> rows;  // those that leave written tensors where they are
+};
+
+/// What moves to where before the operator can run.
+struct Redistribution {
+  std::uint32_t input = 0;
+  Placements from;
+  Placements to;
+  double bytes = 0;  // that a rank receives
+  int collectives = 0;
+};
+
+/// A way to place the tensors of a call.
+struct Candidate {
+  /// For each element: its row on each mesh dimension.
+  std::vector<std::vector<const Signature*>> rows;
+  std::vector<Redistribution> redistributions;
+  double cost = 0;  // seconds, estimated: see operator_cost.h
+};
+
+/// The rule of one operator, applied to inputs of known layouts.
+class OperatorRule {
+ public:
+  /// `outputs`: global metadata. UNIMPLEMENTED: no rule, or one that does not cover these arguments.
+  static absl::StatusOr<OperatorRule> create(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs,
+                                             const std::vector<TensorMeta>& outputs, const PlacedMesh* mesh);
+
+  const std::vector<RuledElement>& elements() const { return elements_; }
+  /// The candidate that takes the inputs as they are. INVALID_ARGUMENT: none does; the message lists what is accepted.
+  absl::StatusOr<Candidate> match() const;
+  /// All candidates of element `e`, with what it takes to get there; those that cannot be are left out.
+  std::vector<Candidate> candidates(std::size_t e) const;
+  /// The cheapest candidate. UNIMPLEMENTED: there is none.
+  absl::StatusOr<Candidate> cheapest() const;
+  /// The placements of a tensor of `element` by the rows of its mesh dimensions.
+  static Placements inputPlacements(const std::vector<const Signature*>& rows, std::size_t input);
+  static Placements outputPlacements(const std::vector<const Signature*>& rows, std::size_t output);
+  /// The program to run in place of the kernel; null: the kernel is right.
+  absl::StatusOr<std::unique_ptr<Program>> program(const Candidate& candidate) const;
+
+ private:
+  /// OK, or why the tensors of `element` cannot be split as `rows` say on this mesh.
+  absl::Status check(const RuledElement& element, const std::vector<const Signature*>& rows) const;
+
+  absl::Span<const TensorLayout* const> inputs_;
+  const PlacedMesh* mesh_ = nullptr;
+  std::vector<RuledElement> elements_;
+};
+
+}  // namespace dtorch

@@ -1,0 +1,63 @@
+#include "daemon/placement/program.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace dtorch {
+
+Placement ProgramTensor::placement(int factor, bool combined) const {
+  const auto dim = std::find(dims.begin(), dims.end(), factor);
+  if (factor >= 0 && dim != dims.end()) return Placement::shard(static_cast<int>(dim - dims.begin()));
+  return combined && !partial.empty() ? Placement::partial(partial[0]) : Placement::replicate();
+}
+
+ProgramBuilder::ProgramBuilder(absl::Span<const TensorMeta* const> inputs, const std::vector<std::vector<int>>& dims) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) program_.tensors.push_back({*inputs[i], dims[i], {}});
+}
+
+std::uint32_t ProgramBuilder::run(std::string op, std::vector<Value> arguments, ProgramTensor result,
+                                  std::vector<ProgramStep::LocalNumber> localNumbers) {
+  std::vector<ProgramTensor> results;
+  results.push_back(std::move(result));
+  return runAll(std::move(op), std::move(arguments), std::move(results), std::move(localNumbers));
+}
+
+std::uint32_t ProgramBuilder::runAll(std::string op, std::vector<Value> arguments, std::vector<ProgramTensor> results,
+                                     std::vector<ProgramStep::LocalNumber> localNumbers) {
+  const auto first = static_cast<std::uint32_t>(program_.tensors.size());
+  program_.steps.push_back({std::move(op), Arguments{std::move(arguments), {}}, std::move(localNumbers),
+                            static_cast<std::uint32_t>(results.size())});
+  std::move(results.begin(), results.end(), std::back_inserter(program_.tensors));
+  return first;
+}
+
+std::uint32_t ProgramBuilder::map(std::string op, std::uint32_t number, std::vector<Value> others) {
+  ProgramTensor result = program_.tensors[number];
+  others.insert(others.begin(), tensor(number));
+  return run(std::move(op), std::move(others), std::move(result));
+}
+
+std::uint32_t ProgramBuilder::reduced(std::uint32_t number) {
+  ProgramTensor result = program_.tensors[number];
+  result.partial.clear();
+  return run("", {tensor(number)}, std::move(result));
+}
+
+std::uint32_t ProgramBuilder::gathered(std::uint32_t number, std::size_t dim) {
+  ProgramTensor result = program_.tensors[number];
+  result.dims[dim] = -1;
+  return run("", {tensor(number)}, std::move(result));
+}
+
+std::uint32_t ProgramBuilder::placed(std::uint32_t number, std::vector<int> dims) {
+  ProgramTensor result = program_.tensors[number];
+  result.dims = std::move(dims);
+  return run("", {tensor(number)}, std::move(result));
+}
+
+Program ProgramBuilder::finish(std::vector<std::uint32_t> outputs) {
+  program_.outputs = std::move(outputs);
+  return std::move(program_);
+}
+
+}  // namespace dtorch

@@ -1,0 +1,114 @@
+#include <array>
+#include <utility>
+
+#include "daemon/placement/program.h"
+#include "daemon/placement/rule.h"
+#include "dispatch/prepared_call.h"
+
+namespace dtorch {
+namespace {
+
+// Values must not depend on where a tensor lies: they are drawn for the whole tensor on every rank, from the session's
+// one state, and each rank keeps its part. That costs the whole tensor's memory on each rank while it runs.
+
+// Tensors like input 0 whose elements are not in a row would be filled in another order.
+absl::Status checkContiguous(const RuleCall& call) {
+  if (call.inputs.size() != 1) return absl::UnimplementedError("what it draws depends on its inputs' values");
+  if (call.inputs[0]->strides == contiguousStrides(call.inputs[0]->shape)) return absl::OkStatus();
+  return absl::UnimplementedError("it draws random numbers in the order of its input's strides");
+}
+
+Factors likeInput(const RuleCall& call) {
+  Factors factors;
+  const std::vector<int> of = factors.addAll(call.inputs[0]->shape.size());
+  factors.inputs = {of};
+  factors.outputs.assign(call.outputs.size(), of);
+  return factors;
+}
+
+std::vector<int> allFactors(const Factors& factors) {
+  std::vector<int> all;
+  for (int factor = 0; factor < factors.count; ++factor) all.push_back(factor);
+  return all;
+}
+
+// A tensor on every rank, of the whole's sizes.
+ProgramTensor whole(const TensorMeta& meta) { return {meta, std::vector<int>(meta.shape.size(), Factors::kWhole), {}}; }
+
+// The values of input 0 do not matter: it is replaced, or written to.
+absl::StatusOr<Factors> drawnFactors(const RuleCall& call, absl::string_view) {
+  if (absl::Status status = checkContiguous(call); !status.ok()) return status;
+  Factors factors = likeInput(call);
+  const bool inPlace = call.schema.is_mutable();
+  factors.programWrites = inPlace;
+  factors.combined.push_back(
+      {allFactors(factors),
+       [dims = factors.inputs, inPlace](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
+         ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), dims);
+         const std::uint32_t empty =
+             builder.run("aten::empty.memory_format", {planned.inputs[0]->shape, planned.inputs[0]->dtype},
+                         whole(*planned.inputs[0]));
+         std::vector<Value> arguments = planned.arguments;
+         arguments[0] = ProgramBuilder::tensor(empty);
+         const std::uint32_t drawn =
+             builder.run(nameOf(planned.schema.operator_name()), std::move(arguments), whole(*planned.outputs[0]));
+         const std::uint32_t part = builder.placed(drawn, dims[0]);
+         if (!inPlace) return builder.finish({part});
+         return builder.finish(
+             {builder.run("aten::copy_", {ProgramBuilder::tensor(0), ProgramBuilder::tensor(part)}, builder[0])});
+       },
+       {}});
+  return factors;
+}
+
+// What is kept and how it is scaled is drawn by dropping out of ones.
+absl::StatusOr<Factors> dropoutFactors(const RuleCall& call, absl::string_view) {
+  if (absl::Status status = checkContiguous(call); !status.ok()) return status;
+  if (call.schema.is_mutable()) return absl::UnimplementedError("in place");
+  Factors factors = likeInput(call);
+  factors.combined.push_back(
+      {allFactors(factors),
+       [dims = factors.inputs](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
+         ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), dims);
+         const TensorMeta& meta = *planned.inputs[0];
+         const std::uint32_t ones = builder.run("aten::ones", {meta.shape, meta.dtype}, whole(meta));
+         std::vector<Value> arguments = planned.arguments;
+         arguments[0] = ProgramBuilder::tensor(ones);
+         std::vector<ProgramTensor> results;
+         for (const TensorMeta* output : planned.outputs) results.push_back(whole(*output));
+         const std::uint32_t drawn =
+             builder.runAll(nameOf(planned.schema.operator_name()), std::move(arguments), results);
+         const std::uint32_t scale = builder.placed(drawn, dims[0]);
+         std::vector<std::uint32_t> outputs = {
+             builder.run("aten::mul.Tensor", {ProgramBuilder::tensor(0), ProgramBuilder::tensor(scale)}, builder[0])};
+         if (planned.outputs.size() > 1) outputs.push_back(builder.placed(drawn + 1, dims[0]));
+         return builder.finish(std::move(outputs));
+       },
+       {}});
+  return factors;
+}
+
+constexpr std::array kRules = std::to_array<Rule>({
+    {"aten::rand_like", drawnFactors, ""},
+    {"aten::randn_like", drawnFactors, ""},
+    {"aten::randint_like", drawnFactors, ""},
+    {"aten::uniform", drawnFactors, ""},
+    {"aten::normal_", drawnFactors, ""},
+    {"aten::normal_functional", drawnFactors, ""},
+    {"aten::random", drawnFactors, ""},
+    {"aten::exponential", drawnFactors, ""},
+    {"aten::cauchy", drawnFactors, ""},
+    {"aten::log_normal", drawnFactors, ""},
+    {"aten::geometric", drawnFactors, ""},
+    {"aten::bernoulli.p", drawnFactors, ""},
+    {"aten::bernoulli_.float", drawnFactors, ""},
+    {"aten::dropout", dropoutFactors, ""},
+    {"aten::native_dropout", dropoutFactors, ""},
+    {"aten::feature_dropout", dropoutFactors, ""},
+});
+
+}  // namespace
+
+absl::Span<const Rule> randomRules() { return kRules; }
+
+}  // namespace dtorch

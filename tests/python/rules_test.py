@@ -1,0 +1,185 @@
+"""Placement rules as a client meets them: operator libraries, declared rules, implicit redistribution, explain(), lists of
+tensors. Arguments: the folder of the programs, an operator library (examples/operator_library)."""
+import pathlib
+import sys
+import unittest
+
+import numpy as np
+import torch
+
+import dtorch
+from daemon import LIMIT, Daemon
+from dtorch import Partial, Replicate, Shard
+
+BIN = pathlib.Path(sys.argv[1]).resolve()
+LIBRARY = pathlib.Path(sys.argv[2]).resolve()
+WORKERS = 3
+
+
+class RulesTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.daemon = Daemon(BIN, "--workers.count", str(WORKERS), "--operators.libraries", str(LIBRARY),
+                            "--operators.deny", "aten::cosh,aten::_foreach_tan*")
+        cls.addClassCleanup(cls.daemon.stop)
+
+    def setUp(self):
+        self.session = dtorch.connect(self.daemon.socket, name="rules_test")
+        self.addCleanup(self.session.close)
+        torch.manual_seed(20)
+
+    def same(self, tensor, want, tolerance=1e-6):
+        torch.testing.assert_close(torch.from_dlpack(tensor.get().wait(LIMIT)), want, rtol=tolerance, atol=tolerance)
+
+    def test_operators_of_a_library_run_on_any_placement_that_their_rules_take(self):
+        x, factors = torch.randn(7, 5), torch.randn(7)
+        for placement in Replicate(), Shard(0):
+            out = self.session.call("example::scale_rows", self.session.put(x, [placement]),
+                                    self.session.put(factors, [placement]))
+            self.same(out, x * factors[:, None])
+            self.assertEqual(out.describe().wait(LIMIT).placements, [placement])
+        out = self.session.call("example::scale_rows", self.session.put(x, [Shard(1)]), self.session.put(factors))
+        self.same(out, x * factors[:, None])
+        b = torch.randn(7, 4)
+        out = self.session.call("example::row_products", self.session.put(x, [Shard(0)]),
+                                self.session.put(b, [Shard(0)]))
+        self.assertEqual(out.describe().wait(LIMIT).placements, [Partial()])
+        self.same(out, x.T @ b, 1e-5)
+
+    def test_a_rule_is_declared_over_the_api(self):
+        x, b = self.session.put(torch.ones(6, 2), [Shard(0)]), self.session.put(torch.ones(6, 3), [Replicate()])
+        with self.assertRaisesRegex(dtorch.Error, "no rule accepts"):
+            self.session.call("example::row_products", x, b).get().wait(LIMIT)
+        with self.assertRaisesRegex(dtorch.Error, "not a placement rule"):
+            self.session.declare_rule("example::row_products", "m k")
+        with self.assertRaisesRegex(dtorch.Error, "operator libraries only"):
+            self.session.declare_rule("aten::mm", "m k, k n -> m n")
+        # One that does not split m.
+        self.session.declare_rule("example::row_products", "[m] k, [m] n -> k n; linear 0|1")
+        b = self.session.put(torch.ones(6, 3), [Shard(0)])
+        with self.assertRaisesRegex(dtorch.Error, "no rule accepts"):
+            self.session.call("example::row_products", x, b).get().wait(LIMIT)
+        self.session.declare_rule("example::row_products", "m k, m n -> k n; m:sum; linear 0|1")
+        self.same(self.session.call("example::row_products", x, b), torch.full((2, 3), 6.0))
+
+    def test_the_configuration_denies_operators(self):
+        x = self.session.put(torch.ones(2))
+        with self.assertRaisesRegex(dtorch.Error, "operators.deny"):
+            self.session.call("aten::cosh", x).get().wait(LIMIT)
+        with self.assertRaisesRegex(dtorch.Error, "operators.deny"):
+            self.session.call("aten::_foreach_tanh", [x]).get().wait(LIMIT)
+        self.same(self.session.call("aten::sinh", x), torch.ones(2).sinh())
+
+    def test_implicit_redistribution_is_counted_and_can_be_listed(self):
+        a, b = torch.randn(9, 6), torch.randn(6, 4)
+        x, y = self.session.put(a, [Shard(0)]), self.session.put(b, [Shard(0)])
+        with self.assertRaises(dtorch.Error):
+            self.session.call("aten::mm", x, y).get().wait(LIMIT)
+        with self.session.implicit_redistribution():
+            for _ in range(3):
+                out = self.session.call("aten::mm", x, y)
+        self.same(out, a @ b, 1e-5)
+        moved = self.session.redistributions(LIMIT)
+        self.assertEqual([(each.operator, each.count) for each in moved], [("aten::mm", 3)])
+        self.assertIn("rules_test.py:", moved[0].site)
+        self.assertGreater(moved[0].bytes, 0)
+        # An operator without a rule, and one whose results only a run tells.
+        with self.session.implicit_redistribution():
+            self.same(self.session.call("aten::nonzero", self.session.put(torch.eye(4), [Shard(0)])),
+                      torch.eye(4).nonzero())
+            self.same(self.session.call("aten::histc", self.session.put(a, [Shard(1)])), a.histc())
+            # What is written to stays where it is: the other is moved, or the call is refused.
+            z = self.session.put(a, [Shard(0)])
+            self.session.call("aten::add_.Tensor", z, self.session.put(a, [Shard(1)]))
+            self.same(z, a + a)
+            self.assertEqual(z.describe().wait(LIMIT).placements, [Shard(0)])
+
+    def test_explain_tells_rows_candidates_and_choice(self):
+        x, y = self.session.put(torch.ones(8, 8), [Shard(0)]), self.session.put(torch.ones(8, 8), [Shard(0)])
+        told = self.session.explain("aten::mm", x, y, timeout=LIMIT)
+        self.assertIn(([Shard(1), Shard(0)], [Partial()]), told.rows)
+        self.assertIsNone(told.choice)
+        self.assertIn("no rule accepts", told.refusal)
+        self.assertEqual(told.candidates, sorted(told.candidates, key=lambda each: each.seconds))
+        told = self.session.explain("aten::mm", x, self.session.put(torch.ones(8, 8)), timeout=LIMIT)
+        self.assertEqual(told.choice.outputs, [[Shard(0)]])
+        self.assertEqual(told.choice.redistributions, [])
+        with self.assertRaisesRegex(dtorch.Error, "no operator"):
+            self.session.explain("aten::no_such", x, timeout=LIMIT)
+
+    def test_the_list_of_ruled_operators(self):
+        operators = dict(self.session.operators(LIMIT))
+        self.assertTrue(operators["aten::add.Tensor"])
+        self.assertFalse(operators["aten::mm"])
+        self.assertIn("example::scale_rows", operators)
+        self.assertNotIn("aten::cosh", operators)
+
+    def test_lists_of_tensors_are_written_in_place(self):
+        a = [torch.randn(5, 2), torch.randn(3)]
+        b = [torch.randn(5, 2), torch.randn(3)]
+        x = [self.session.put(a[0], [Shard(0)]), self.session.put(a[1])]
+        y = [self.session.put(b[0], [Shard(0)]), self.session.put(b[1])]
+        self.session.call("aten::_foreach_add_.List", x, y, outputs=0)
+        for tensor, want in zip(x, torch._foreach_add(a, b)):
+            self.same(tensor, want)
+        out = self.session.call("aten::_foreach_mul.Scalar", x, 3.0, outputs=2)
+        self.assertEqual(out[0].describe().wait(LIMIT).placements, [Shard(0)])
+        for tensor, want in zip(out, torch._foreach_mul(torch._foreach_add(a, b), 3.0)):
+            self.same(tensor, want)
+        # One that is refused has lost what it was to write to.
+        self.session.call("aten::_foreach_add_.List", x, [y[1], y[0]], outputs=0)
+        with self.assertRaises(dtorch.Error):
+            x[0].get().wait(LIMIT)
+
+    def test_a_fused_optimizer_steps_lists_of_shards(self):
+        params = [torch.randn(6, 4), torch.randn(4)]
+        grads = [torch.randn(6, 4), torch.randn(4)]
+        zeros = [torch.zeros(6, 4), torch.zeros(4)]
+        steps = [torch.tensor(1.0), torch.tensor(1.0)]
+        place = lambda tensors: [self.session.put(tensors[0], [Shard(0)]), self.session.put(tensors[1])]
+        options = dict(lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.01, eps=1e-8, amsgrad=False, maximize=False)
+        remote = place(params), place(grads), place(zeros), place(zeros)
+        self.session.call("aten::_fused_adam_", *remote, [], [self.session.put(step) for step in steps], outputs=0,
+                          **options)
+        exp_avgs, squares = [z.clone() for z in zeros], [z.clone() for z in zeros]
+        torch._fused_adam_(params, grads, exp_avgs, squares, [], steps, **options)
+        for tensor, want in zip(remote[0] + remote[2], params + exp_avgs):
+            self.same(tensor, want)
+
+    def test_the_tables_of_an_embedding_are_split(self):
+        table, indices = torch.randn(10, 3), torch.tensor([[0, 9], [4, 4], [7, 2]])
+        for placement in Shard(0), Shard(1), Replicate():
+            out = self.session.call("aten::embedding", self.session.put(table, [placement]), self.session.put(indices))
+            self.same(out, table[indices])
+        with self.assertRaisesRegex(dtorch.Error, "out of range"):
+            self.session.call("aten::embedding", self.session.put(table, [Shard(0)]),
+                              self.session.put(indices + 1)).get().wait(LIMIT)
+
+    def test_indices_are_of_the_whole(self):
+        x = torch.randn(7, 5)
+        x[3, 2] = x[6, 2] = 5.0
+        for dim in 0, 1:
+            for placement in Shard(0), Shard(1):
+                value, index = self.session.call("aten::max.dim", self.session.put(x, [placement]), dim, outputs=2)
+                self.same(value, x.max(dim).values)
+                self.same(index, x.max(dim).indices)
+        self.same(self.session.call("aten::argmin", self.session.put(x, [Shard(0)]), 0, True), x.argmin(0, True))
+
+    def test_what_is_reduced_over_uneven_parts_is_right(self):
+        x = torch.randn(7, 5)
+        sharded = self.session.put(x, [Shard(0)])
+        for name, want in (("aten::mean.dim", x.mean(0)), ("aten::logsumexp", x.logsumexp(0)),
+                           ("aten::var.correction", x.var(0)), ("aten::std.correction", x.std(0)),
+                           ("aten::linalg_vector_norm", None), ("aten::amax", x.amax(0))):
+            if want is None:
+                self.same(self.session.call(name, sharded, 2, [0]), torch.linalg.vector_norm(x, 2, [0]), 1e-5)
+            else:
+                self.same(self.session.call(name, sharded, [0]), want, 1e-5)
+        for name, want in ("aten::_softmax", x.softmax(0)), ("aten::_log_softmax", x.log_softmax(0)):
+            out = self.session.call(name, sharded, 0, False)
+            self.assertEqual(out.describe().wait(LIMIT).placements, [Shard(0)])
+            self.same(out, want, 1e-5)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], "-v", *sys.argv[3:]])
