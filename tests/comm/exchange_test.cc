@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -122,6 +123,26 @@ TEST_CASE("breaking a group from another thread ends its calls") {
     if (exchange.self() == 0) return exchange.lockstep().breakGroup(absl::AbortedError("enough"));
     if (exchange.barrier(callOf(CallKind::kBarrier)) != absl::AbortedError("enough")) std::abort();
   });
+}
+
+TEST_CASE("ranks that break a group at once all see one reason, whole") {
+  for (int round = 0; round < 200; ++round) {
+    std::mutex mutex;
+    std::vector<absl::Status> seen;
+    std::atomic<int> ready = 0;
+    runGroup(3, [&](Exchange& exchange) {
+      ++ready;
+      while (ready < 3) std::this_thread::yield();
+      exchange.lockstep().breakGroup(absl::InternalError(std::string(2000, static_cast<char>('a' + exchange.self()))));
+      const absl::Status status = exchange.lockstep().broken();
+      const std::lock_guard lock(mutex);
+      seen.push_back(status);
+    });
+    REQUIRE(seen.size() == 3);
+    CHECK(seen[0].message().size() == 2000);
+    CHECK(seen[1] == seen[0]);
+    CHECK(seen[2] == seen[0]);
+  }
 }
 
 TEST_CASE("a rank that does not come is named at the deadline") {
