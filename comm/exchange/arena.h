@@ -24,9 +24,8 @@ struct CallSlot {
   bool isInline;
   /// Largest part for one destination, in bytes; 0 when inline.
   std::uint64_t largestPart;
-  /// Process of this rank, and whether all that it sends (and receives, for all_reduce) lies in shared memory.
-  std::int64_t pid;
-  bool isShared;
+  /// Whether the others reach all that this rank sends (and receives, for all_reduce) where it is.
+  bool isDirect;
   /// The output of an all_reduce.
   BufferRef output;
   std::array<char, kMaxText> failText;

@@ -1,6 +1,8 @@
 // The engine below tensors, by threads on one block of memory: also run under the thread sanitizer.
 #include "comm/exchange/exchange.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -32,7 +34,8 @@ const ReduceKernel kAddInts{addInts, sizeof(int)};
 
 /// Runs `body` as each rank of a group on zeroed memory.
 void runGroup(int ranks, const std::function<void(Exchange&)>& body,
-              std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
+              std::chrono::milliseconds timeout = std::chrono::seconds(30),
+              GroupBackend backend = GroupBackend::kMemory) {
   const std::size_t bytes = Arena::bytesFor(ranks);
   struct Free {
     void operator()(void* p) const { std::free(p); }
@@ -46,8 +49,11 @@ void runGroup(int ranks, const std::function<void(Exchange&)>& body,
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
-      Exchange exchange(arena, r, std::vector<ProcessWatch>(names.size()), std::make_shared<PeerMemory>(nullptr),
-                        timeout);
+      std::vector<ProcessWatch> watches(names.size());
+      // As if rank 0 were of another process; no memory is shared, so that what is large goes through chunks.
+      if (backend == GroupBackend::kFile) watches[0] = *ProcessWatch::open(::getpid());
+      Exchange exchange(arena, r, std::move(watches), std::make_shared<PeerMemory>(nullptr), timeout);
+      if (exchange.backend() != backend) std::abort();
       body(exchange);
     });
   }
@@ -71,8 +77,9 @@ std::byte* bytes(std::vector<int>& v) { return reinterpret_cast<std::byte*>(v.da
 }  // namespace
 
 TEST_CASE("threads reduce, spread and swap in turn") {
+  const auto backend = GENERATE(GroupBackend::kMemory, GroupBackend::kFile);
   for (const int ranks : {1, 2, 5}) {
-    runGroup(ranks, [ranks](Exchange& exchange) {
+    const auto inTurn = [ranks](Exchange& exchange) {
       for (const std::size_t count : {1, 100, 50000}) {
         const std::vector<int> mine = values(exchange.self(), count);
         std::vector<int> sum(count);
@@ -93,7 +100,8 @@ TEST_CASE("threads reduce, spread and swap in turn") {
         right = right && sum[0] == 1000 * ranks * (ranks - 1) / 2;
         if (!right) std::abort();
       }
-    });
+    };
+    runGroup(ranks, inTurn, std::chrono::seconds(30), backend);
   }
 }
 

@@ -119,51 +119,6 @@ void concurrentLookups(RankContext& context) {
 }
 const RankRole kConcurrentLookups("concurrent lookups", concurrentLookups);
 
-/// Two processes with two ranks each, as threads, in one group.
-void mixed(RankContext& context) {
-  std::vector<std::unique_ptr<ThreadGroupManager>> managers;
-  at::Tensor mine = at::empty({2, static_cast<std::int64_t>(sizeof(PeerRef))}, at::kByte);
-  for (int i = 0; i < 2; ++i) {
-    managers.push_back(*ThreadGroupManager::create(2 * context.rank + i, std::chrono::seconds(20)));
-    std::memcpy(mine[i].mutable_data_ptr(), &managers.back()->self(), sizeof(PeerRef));
-  }
-  const at::Tensor all = *context.world().allGather(mine, 0, {2, 2}, {});
-  std::vector<PeerRef> peers(4);
-  std::memcpy(peers.data(), all.const_data_ptr(), all.nbytes());
-  std::array<std::string, 2> failures;
-  std::vector<std::thread> threads;
-  for (std::size_t i = 0; i < 2; ++i) {
-    threads.emplace_back([&, i] {
-      const Rank rank = 2 * context.rank + static_cast<Rank>(i);
-      managers[i]->setPeers(peers, 1);
-      auto group = managers[i]->group({3, 1, 0, 2});
-      if (!group.ok()) {
-        failures[i] = group.status().ToString();
-        return;
-      }
-      for (const std::int64_t count : {5, 100000}) {
-        const auto sum = (*group)->allReduce(at::full({count}, rank + 1.0), ReduceOp::kSum, {});
-        if (!sum.ok() || !sum->eq(10).all().item<bool>()) failures[i] += "all_reduce ";
-        const auto rows = (*group)->allGather(at::full({count}, rank), 0, {count, count, count, count}, {});
-        const at::Tensor order = at::tensor({3, 1, 0, 2}).repeat_interleave(count);
-        if (!rows.ok() || !at::equal(*rows, order)) failures[i] += "all_gather ";
-        std::vector<at::Tensor> sends;
-        for (const Rank to : {3, 1, 0, 2}) sends.push_back(at::full({count}, 10 * rank + to));
-        const auto got = (*group)->allToAll(sends, std::vector<std::vector<std::int64_t>>(4, {count}), {});
-        const at::Tensor wanted = 10 * order + rank;
-        if (!got.ok() || !at::equal(at::cat(*got), wanted)) failures[i] += "all_to_all ";
-        const auto reduced =
-            (*group)->reduceScatter(at::full({4 * count}, rank), ReduceOp::kMax, 0, {count, count, count, count}, {});
-        if (!reduced.ok() || !reduced->eq(3).all().item<bool>()) failures[i] += "reduce_scatter ";
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  context.check((failures[0] + failures[1]).empty(), failures[0] + failures[1]);
-  context.check(context.world().barrier({}).ok(), "barrier");
-}
-const RankRole kMixed("mixed", mixed);
-
 std::size_t openDescriptors() {
   const std::filesystem::directory_iterator begin("/proc/self/fd");
   return static_cast<std::size_t>(std::distance(begin, std::filesystem::directory_iterator{}));
@@ -207,11 +162,6 @@ TEST_CASE("a rank that stays away is found by the deadline") {
 TEST_CASE("abort ends the wait for a group") { expectRanks(Mode::kThreads, 2, "manager aborted"); }
 
 TEST_CASE("threads of a rank ask for groups at once") { expectRanks(Mode::kThreads, 3, "concurrent lookups"); }
-
-TEST_CASE("a group of threads and processes") {
-  expectRanks(Mode::kProcesses, 2, "mixed");
-  expectRanks(Mode::kProcesses, 2, "mixed", "shared");
-}
 
 TEST_CASE("10,000 calls leave nothing behind") { expectRanks(Mode::kProcesses, 2, "many calls"); }
 

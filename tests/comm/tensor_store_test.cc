@@ -248,6 +248,7 @@ TEST_CASE("tensors are handed over by key", "[store]") {
   for (const int size : {2, 4}) expectRanks(Mode::kThreads, size, "hand over");
   expectRanks(Mode::kProcesses, 3, "hand over");
   expectRanks(Mode::kProcesses, 3, "hand over", "shared");
+  for (const char* memory : {"", "shared"}) expectRanks(Mode::kMixed, 4, "hand over", memory);
 }
 
 TEST_CASE("a tensor in shared memory crosses without a copy", "[store]") {
