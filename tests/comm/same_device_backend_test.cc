@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/catch.h"
+#include "tests/comm/footprint.h"
 #include "tests/comm/ranks.h"
 
 namespace dtorch::testing {
@@ -613,7 +614,35 @@ void abortedBackend(RankContext& context) {
 }
 const RankRole kAbortedBackend("aborted backend", abortedBackend);
 
+/// Calls, sends and blocks: nothing grows.
+void manyOperations(RankContext& context) {
+  const auto backend = openBackend(context);
+  const int peer = 1 - context.rank;
+  Footprint before;
+  for (int i = 0; i < 6000; ++i) {
+    if (i == 1000) before = Footprint::now();
+    Tensors tensor = {at::ones({i % 11 == 0 ? 60000 : 100})};
+    Tensors received = {at::zeros_like(tensor[0])};
+    c10d::AllreduceOptions options;
+    options.asyncOp = i % 2 == 0;
+    std::string error = errorOf(backend->allreduce(tensor, options));
+    backend->startCoalescing();
+    backend->send(tensor, peer, 0);
+    backend->recv(received, peer, 0);
+    error += errorOf(backend->endCoalescing());
+    if (!error.empty()) return context.check(false, error);
+  }
+  const std::string growth = Footprint::now().growthSince(before);
+  context.check(growth.empty(), growth);
+  context.check(errorOf(backend->barrier({})).empty(), "barrier");
+}
+const RankRole kManyOperations("many operations", manyOperations);
+
 }  // namespace
+
+TEST_CASE("10,000 operations of the backend leave nothing behind", "[backend]") {
+  for (const char* memory : {"plain", "shared"}) expectBackend(Mode::kProcesses, 2, "many operations", memory);
+}
 
 TEST_CASE("the backend's collectives", "[backend]") {
   for (const int size : {1, 2, 3, 8}) expectBackend(Mode::kThreads, size, "backend collectives");
