@@ -4,12 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -134,23 +134,47 @@ TEST_CASE("breaking a group from another thread ends its calls") {
 }
 
 TEST_CASE("ranks that break a group at once all see one reason, whole") {
-  for (int round = 0; round < 20; ++round) {
-    std::mutex mutex;
-    std::vector<absl::Status> seen;
-    std::atomic<int> ready = 0;
-    runGroup(3, [&](Exchange& exchange) {
-      ++ready;
-      while (ready < 3) std::this_thread::yield();
-      exchange.lockstep().breakGroup(absl::InternalError(std::string(2000, static_cast<char>('a' + exchange.self()))));
-      const absl::Status status = exchange.lockstep().broken();
-      const std::lock_guard lock(mutex);
-      seen.push_back(status);
-    });
-    REQUIRE(seen.size() == 3);
-    CHECK(seen[0].message().size() == 2000);
-    CHECK(seen[1] == seen[0]);
-    CHECK(seen[2] == seen[0]);
-  }
+  constexpr int kRanks = 2;
+  constexpr int kRounds = 300;
+  const std::size_t bytes = Arena::bytesFor(kRanks);
+  std::vector<std::uint64_t> memory(bytes / sizeof(std::uint64_t) + 16);
+  void* aligned = memory.data();
+  std::size_t room = memory.size() * sizeof(std::uint64_t);
+  REQUIRE(std::align(128, bytes, aligned, room) != nullptr);
+  const Arena arena = Arena::format(static_cast<std::byte*>(aligned), {10, 11});
+  std::array<std::atomic<int>, 3 * kRounds> arrived{};
+  const auto meet = [&arrived](int point) {
+    ++arrived[static_cast<std::size_t>(point)];
+    for (int spin = 0; arrived[static_cast<std::size_t>(point)] < kRanks; ++spin) {
+      if (spin > 1000) std::this_thread::yield();
+    }
+  };
+  std::array<absl::Status, kRanks> seen;
+  std::atomic<int> wrong = 0;
+  const auto rank = [&](int self) {
+    // Another one each round, so that what is left of the last one shows.
+    const auto reasonOf = [](int of, int round) {
+      return std::string(2000, static_cast<char>('a' + 13 * of + round % 13));
+    };
+    for (int round = 0; round < kRounds; ++round) {
+      const absl::Status mine = absl::InternalError(reasonOf(self, round));
+      Lockstep lockstep(arena, self, std::vector<ProcessWatch>(kRanks));
+      meet(3 * round);
+      lockstep.breakGroup(mine);
+      seen[static_cast<std::size_t>(self)] = lockstep.broken();
+      meet(3 * round + 1);
+      if (self == 0) {
+        const bool whole = seen[0].message() == reasonOf(0, round) || seen[0].message() == reasonOf(1, round);
+        if (!whole || seen[0] != seen[1]) ++wrong;
+        arena.breaker() = 0;
+      }
+      meet(3 * round + 2);
+    }
+  };
+  std::thread other([&] { rank(1); });
+  rank(0);
+  other.join();
+  CHECK(wrong == 0);
 }
 
 TEST_CASE("a rank that does not come is named at the deadline") {
