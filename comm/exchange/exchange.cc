@@ -6,6 +6,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "shm/bulk_copy.h"
 
 #define DTORCH_RETURN_IF_ERROR(expression) \
   if (absl::Status status_ = (expression); !status_.ok()) return status_
@@ -342,7 +343,7 @@ absl::Status Exchange::reduceDirectly(const Call& call, const std::byte* in, std
     if (r == self || length(r) == 0) continue;
     auto result = mapped(static_cast<int>(r), arena_.slot(static_cast<int>(r), sequence_).output);
     if (!result.ok()) return result.status();
-    std::memcpy(out + begin(r), *result + begin(r), length(r));
+    bulkCopy(out + begin(r), *result + begin(r), length(r));
   }
   return stepTogether(call);
 }
