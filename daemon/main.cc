@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <utility>
 #include <zmq.hpp>
@@ -140,6 +141,7 @@ class Daemon {
       spec.frameEndpoint = options.executor.frameEndpoint;
       spec.reportEndpoint = options.executor.reportEndpoint;
       spec.supervisorTarget = absl::StrCat("unix:", supervisorOptions.socketPath);
+      spec.valuesPath = valuesPath(rank);
       spec.threads = static_cast<int>(config_.workersThreads);
       spec.heartbeatInterval = config_.heartbeatInterval;
       spec.commTimeout = config_.commTimeout;
@@ -175,9 +177,16 @@ class Daemon {
     supervisor_.reset();  // its thread tells the controller of exits
     controller_.reset();
     server_.reset();
+    // A worker that was killed leaves its socket's name.
+    for (Rank rank = 0; rank < static_cast<Rank>(config_.workersCount); ++rank) {
+      std::error_code error;
+      if (std::filesystem::is_socket(valuesPath(rank), error)) std::filesystem::remove(valuesPath(rank), error);
+    }
   }
 
  private:
+  std::string valuesPath(Rank rank) const { return absl::StrCat(config_.runtimeDir, "/values-", rank, ".sock"); }
+
   bool stopRequested(std::chrono::milliseconds timeout) {
     std::array<pollfd, 2> fds = {{{signalFd_, POLLIN, 0}, {stopFd_, POLLIN, 0}}};
     if (poll(fds.data(), fds.size(), static_cast<int>(timeout.count())) <= 0) return false;

@@ -61,6 +61,7 @@ class ThreadLauncher : public WorkerLauncher {
     options.frameEndpoint = spec.frameEndpoint;
     options.reportEndpoint = spec.reportEndpoint;
     options.supervisorTarget = spec.supervisorTarget;
+    options.valuesPath = spec.valuesPath;
     options.threads = spec.threads;
     options.heartbeatInterval = spec.heartbeatInterval;
     options.commTimeout = spec.commTimeout;

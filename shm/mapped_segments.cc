@@ -1,5 +1,8 @@
 #include "shm/mapped_segments.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -14,9 +17,35 @@ absl::StatusOr<std::shared_ptr<Segment>> MappedSegments::map(const SegmentRef& r
   }
   auto segment = Segment::open(ref);
   if (!segment.ok()) return segment.status();
-  recent_.push_front(std::make_shared<Segment>(*std::move(segment)));
-  if (recent_.size() > limit_) recent_.pop_back();
-  return recent_.front();
+  return addLocked(*std::move(segment));
+}
+
+absl::StatusOr<std::shared_ptr<Segment>> MappedSegments::adopt(int fd) {
+  const std::lock_guard lock(mutex_);
+  struct stat info {};
+  // A number is nobody else's as long as the segment is mapped here.
+  const bool stats = ::fstat(fd, &info) == 0;
+  const auto known = std::find_if(recent_.begin(), recent_.end(),
+                                  [&](const auto& s) { return stats && s->ref().inode == info.st_ino; });
+  if (known != recent_.end()) {
+    ::close(fd);
+    recent_.splice(recent_.begin(), recent_, known);
+    return recent_.front();
+  }
+  auto segment = Segment::adopt(fd);
+  if (!segment.ok()) return segment.status();
+  return addLocked(*std::move(segment));
+}
+
+std::shared_ptr<Segment> MappedSegments::addLocked(Segment segment) {
+  auto added = std::make_shared<Segment>(std::move(segment));
+  recent_.push_front(added);
+  bytes_ += added->size();
+  while (recent_.size() > limit_ || bytes_ > byteLimit_) {
+    bytes_ -= recent_.back()->size();
+    recent_.pop_back();
+  }
+  return added;
 }
 
 std::size_t MappedSegments::size() const {

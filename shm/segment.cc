@@ -51,6 +51,20 @@ absl::StatusOr<Segment> Segment::reserve(const std::string& label, std::size_t b
   return make(label, bytes, false);
 }
 
+absl::StatusOr<Segment> Segment::copyOf(const std::string& label, const std::byte* data, std::size_t bytes) {
+  auto segment = make(label, bytes, false);
+  for (std::size_t done = 0; segment.ok() && done < bytes;) {
+    const ssize_t written = ::pwrite(segment->fd_, data + done, bytes - done, static_cast<off_t>(done));
+    if (written > 0) {
+      done += static_cast<std::size_t>(written);
+    } else if (written < 0 && errno != EINTR) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("no memory for segment ", label, " of ", bytes, " bytes: ", std::strerror(errno)));
+    }
+  }
+  return segment;
+}
+
 absl::Status Segment::commit(std::size_t offset, std::size_t bytes) {
   if (size() >= kCheckedBytes && bytes > availableMemory()) {
     return absl::ResourceExhaustedError(
@@ -107,10 +121,14 @@ absl::StatusOr<Segment> Segment::open(const SegmentRef& ref) {
   return segment;
 }
 
-absl::StatusOr<Segment> Segment::adoptPrivately(int fd) {
+absl::StatusOr<Segment> Segment::adoptPrivately(int fd) { return adopt(fd, Mapping::kPrivate); }
+
+absl::StatusOr<Segment> Segment::adopt(int fd) { return adopt(fd, Mapping::kPopulated); }
+
+absl::StatusOr<Segment> Segment::adopt(int fd, Mapping mapping) {
   Segment segment;
   segment.fd_ = fd;
-  if (absl::Status mapped = map(segment, fd, Mapping::kPrivate); !mapped.ok()) return mapped;
+  if (absl::Status mapped = map(segment, fd, mapping); !mapped.ok()) return mapped;
   segment.ref_.pid = ::getpid();
   segment.ref_.fd = fd;
   return segment;

@@ -30,12 +30,16 @@ class Segment {
   static absl::StatusOr<Segment> create(const std::string& label, std::size_t bytes);
   /// As create(), but its memory is taken by commit(), part by part, and must not be touched before.
   static absl::StatusOr<Segment> reserve(const std::string& label, std::size_t bytes);
+  /// As create(), with a copy of these bytes in place of zeros, which are never written; mapped as it is touched.
+  static absl::StatusOr<Segment> copyOf(const std::string& label, const std::byte* data, std::size_t bytes);
   absl::Status commit(std::size_t offset, std::size_t bytes);
   /// Maps another process's segment (or this process's own). NOT_FOUND: its owner is gone, or closed it.
   static absl::StatusOr<Segment> open(const SegmentRef& ref);
   /// Takes over a descriptor of a segment, of this or another process, and maps it privately: what is written through
   /// this mapping is seen nowhere else. INVALID_ARGUMENT: not a segment.
   static absl::StatusOr<Segment> adoptPrivately(int fd);
+  /// The same, mapped as open() does: what either side writes, both see.
+  static absl::StatusOr<Segment> adopt(int fd);
 
   Segment(Segment&& other) noexcept;
   Segment& operator=(Segment&& other) noexcept;
@@ -50,6 +54,7 @@ class Segment {
   /// With its pages in place, as they are touched, or for this process alone.
   enum class Mapping { kPopulated, kOnTouch, kPrivate };
   static absl::StatusOr<Segment> make(const std::string& label, std::size_t bytes, bool committed);
+  static absl::StatusOr<Segment> adopt(int fd, Mapping mapping);
   static absl::Status map(Segment& segment, int fd, Mapping mapping);
 
   int fd_ = -1;

@@ -13,6 +13,7 @@
 #include "core/shard.h"
 #include "dispatch/dtype.h"
 #include "dispatch/prepared_call.h"
+#include "shm/bulk_copy.h"
 
 namespace dtorch {
 namespace {
@@ -92,7 +93,11 @@ absl::StatusOr<at::Tensor> localPart(const HostLayout& host, absl::Span<const st
 }
 
 void copyOut(const at::Tensor& tensor, std::byte* out) {
-  if (tensor.numel() > 0) at::from_blob(out, tensor.sizes(), tensor.options()).copy_(tensor);
+  if (tensor.numel() == 0) return;
+  if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
+    return bulkCopy(out, static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes());
+  }
+  at::from_blob(out, tensor.sizes(), tensor.options()).copy_(tensor);
 }
 
 }  // namespace dtorch

@@ -39,6 +39,7 @@ int main(int argc, char** argv) {
   app.add_option("--frames", options.frameEndpoint, "ZeroMQ endpoint of the operator frames")->required();
   app.add_option("--reports", options.reportEndpoint, "ZeroMQ endpoint of the reports")->required();
   app.add_option("--supervisor", options.supervisorTarget, "gRPC target of the heartbeats; none are sent without it");
+  app.add_option("--values", options.valuesPath, "socket at which clients of this host get large values");
   app.add_option("--threads", options.threads, "threads that a kernel may use")->capture_default_str();
   app.add_option("--heartbeat-interval-ms", heartbeatIntervalMs)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--comm-timeout-ms", commTimeoutMs)->check(CLI::PositiveNumber)->capture_default_str();

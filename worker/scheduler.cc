@@ -27,8 +27,12 @@ absl::Status Scheduler::enqueue(v1::WorkerCommand& command, OperatorNumber numbe
     case v1::WorkerCommand::kDiscard:
       for (const OperandId id : command.discard().operands()) operands_.discard(id);
       if (const SessionId session = command.discard().ended_session(); session != 0) {
-        // After its last draw.
-        enqueueJob(StreamKind::kCompute, [session](KernelRunner& runner) { runner.randomStates().drop(session); });
+        // After its last draw and its last fetch.
+        enqueueJob(StreamKind::kCompute, [session, &values = values_](KernelRunner& runner) {
+          runner.randomStates().drop(session);
+          values.forget(session);
+        });
+        enqueueJob(StreamKind::kCommunication, [session, &values = values_](KernelRunner&) { values.forget(session); });
       }
       return absl::OkStatus();
     case v1::WorkerCommand::kFence: {
@@ -165,9 +169,9 @@ absl::Status Scheduler::upload(v1::Upload& wire, std::uint32_t site) {
   if (!coordinate.ok()) return absl::OkStatus();  // the tensor has no part here
   const OperandRef operand = operands_.add(wire.operand(), StreamKind::kCompute, nextTicket(StreamKind::kCompute));
   absl::StatusOr<UploadTask> task = UploadTask::create(wire, *std::move(mesh), *std::move(coordinate));
-  enqueueJob(StreamKind::kCompute, [operand, site, task = std::move(task)](KernelRunner& runner) {
+  enqueueJob(StreamKind::kCompute, [operand, site, task = std::move(task), &values = values_](KernelRunner& runner) {
     const TensorOwnerScope owner(sessionOf(operand->id));
-    absl::StatusOr<at::Tensor> local = task.ok() ? task->run() : task.status();
+    absl::StatusOr<at::Tensor> local = task.ok() ? task->run(sessionOf(operand->id), values) : task.status();
     if (local.ok()) {
       operand->set(*std::move(local));
       return;
@@ -188,7 +192,7 @@ void Scheduler::fetch(const v1::Fetch& wire) {
     value->set_future(future);
     FailurePtr failure = runner.failureOf(*operand);
     if (failure == nullptr) {
-      const absl::Status status = fillValue(operand->value, values, value);
+      const absl::Status status = fillValue(operand->value, sessionOf(operand->id), values, value);
       if (!status.ok()) failure = std::make_shared<const Failure>("fetch of a value", status, runner.rank());
     }
     if (failure != nullptr) {

@@ -2,9 +2,9 @@
 
 #include <cstddef>
 #include <exception>
+#include <memory>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "dispatch/dtype.h"
 #include "dispatch/prepared_call.h"
 #include "proto/codec.h"
@@ -12,8 +12,6 @@
 #include "proto/segment_codec.h"
 
 namespace dtorch {
-namespace {}  // namespace
-
 absl::StatusOr<UploadTask> UploadTask::create(v1::Upload& wire, DeviceMesh mesh, std::vector<std::int64_t> coordinate) {
   UploadTask task(std::move(mesh), std::move(coordinate));
   absl::StatusOr<TensorMeta> meta = fromWire(wire.meta());
@@ -30,6 +28,7 @@ absl::StatusOr<UploadTask> UploadTask::create(v1::Upload& wire, DeviceMesh mesh,
     task.host_.partShapes.emplace_back(shape.values().begin(), shape.values().end());
   }
   task.inSegment_ = wire.has_segment();
+  task.clientSegment_ = wire.client_segment();
   if (task.inSegment_) {
     task.segment_ = fromWire(wire.segment());
   } else {
@@ -38,17 +37,22 @@ absl::StatusOr<UploadTask> UploadTask::create(v1::Upload& wire, DeviceMesh mesh,
   return task;
 }
 
-absl::StatusOr<at::Tensor> UploadTask::run() const {
+absl::StatusOr<at::Tensor> UploadTask::run(SessionId session, ValueSegments& values) const {
   if (!inSegment_) {
     const auto* bytes = reinterpret_cast<const std::byte*>(inlineBytes_.data());
     return localPart(host_, {bytes, inlineBytes_.size()}, mesh_, coordinate_);
+  }
+  if (clientSegment_) {
+    absl::StatusOr<std::shared_ptr<Segment>> segment = values.map(session, segment_);
+    if (!segment.ok()) return segment.status();
+    return localPart(host_, {(*segment)->data(), (*segment)->size()}, mesh_, coordinate_);
   }
   absl::StatusOr<Segment> segment = Segment::open(segment_);
   if (!segment.ok()) return segment.status();
   return localPart(host_, {segment->data(), segment->size()}, mesh_, coordinate_);
 }
 
-absl::Status fillValue(const at::Tensor& tensor, ValueSegments& values, v1::FetchedValue* out) {
+absl::Status fillValue(const at::Tensor& tensor, SessionId session, ValueSegments& values, v1::FetchedValue* out) {
   try {
     if (!tensor.defined()) return absl::InvalidArgumentError("the operator returned None, which has no value to fetch");
     const absl::StatusOr<DType> dtype = fromTorch(tensor.scalar_type());
@@ -61,11 +65,14 @@ absl::Status fillValue(const at::Tensor& tensor, ValueSegments& values, v1::Fetc
       inlineBytes->resize(bytes);
       copyOut(tensor, reinterpret_cast<std::byte*>(inlineBytes->data()));
     } else {
-      absl::StatusOr<Segment> segment = Segment::create(absl::StrCat("dtorch-value-", out->future()), bytes);
+      absl::StatusOr<std::shared_ptr<Segment>> segment = values.take(session, bytes);
       if (!segment.ok()) return segment.status();
-      copyOut(tensor, segment->data());
-      toWire(segment->ref(), out->mutable_segment());
-      values.keep(out->future(), *std::move(segment));
+      copyOut(tensor, (*segment)->data());
+      toWire((*segment)->ref(), out->mutable_segment());
+      if (const auto ticket = values.keep(out->future(), session, *meta, *std::move(segment))) {
+        out->mutable_ticket()->set_path(ticket->path);
+        out->mutable_ticket()->set_id(ticket->id);
+      }
     }
     toWire(*meta, out->mutable_meta());
     return absl::OkStatus();

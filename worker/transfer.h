@@ -18,8 +18,8 @@ class UploadTask {
  public:
   /// Moves the inline bytes out of `wire`. INVALID_ARGUMENT: a field does not decode.
   static absl::StatusOr<UploadTask> create(v1::Upload& wire, DeviceMesh mesh, std::vector<std::int64_t> coordinate);
-  /// This rank's part. NOT_FOUND: the segment is gone.
-  absl::StatusOr<at::Tensor> run() const;
+  /// This rank's part. NOT_FOUND: the segment is gone. A client's is kept by `values`, for its next upload.
+  absl::StatusOr<at::Tensor> run(SessionId session, ValueSegments& values) const;
 
  private:
   UploadTask(DeviceMesh mesh, std::vector<std::int64_t> coordinate)
@@ -30,10 +30,11 @@ class UploadTask {
   std::string inlineBytes_;
   SegmentRef segment_;
   bool inSegment_ = false;
+  bool clientSegment_ = false;
 };
 
-/// Fills `out` with the value of `tensor`: its bytes inline when they are few, else in a segment that `values` keeps
-/// until the daemon has taken it.
-absl::Status fillValue(const at::Tensor& tensor, ValueSegments& values, v1::FetchedValue* out);
+/// Fills `out` with the value of `tensor`: its bytes inline when they are few, else in a segment of the session's,
+/// which `values` keeps.
+absl::Status fillValue(const at::Tensor& tensor, SessionId session, ValueSegments& values, v1::FetchedValue* out);
 
 }  // namespace dtorch

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <thread>
 #include <utility>
 #include <zmq.hpp>
@@ -30,6 +31,23 @@
 #include "worker/value_segments.h"
 
 namespace dtorch {
+namespace {
+
+/// Without it clients get their values all the same.
+std::unique_ptr<ValueServer> openValues(const WorkerOptions& options, spdlog::logger& log) {
+  if (options.valuesPath.empty()) return nullptr;
+  std::error_code error;  // what is no socket stays, and is named below
+  if (std::filesystem::is_socket(options.valuesPath, error)) {
+    std::filesystem::remove(options.valuesPath, error);  // of this rank's worker before, which was killed
+  }
+  absl::StatusOr<std::unique_ptr<ValueServer>> server = ValueServer::create(options.valuesPath);
+  if (server.ok()) return *std::move(server);
+  log.warn("large values go through the daemon: {}", std::string(server.status().message()));
+  return nullptr;
+}
+
+}  // namespace
+
 class Worker::Impl {
  public:
   Impl(const WorkerOptions& options, std::unique_ptr<ThreadGroupManager> groups, zmq::context_t* context)
@@ -39,6 +57,7 @@ class Worker::Impl {
         context_(context == nullptr ? *ownContext_ : *context),
         groups_(std::move(groups)),
         reporter_(context_, options.reportEndpoint, options.rank),
+        values_(openValues(options, *log_)),
         scheduler_(options.rank, at::Device(options.device), streams_, *groups_, values_, destroyingPlans_),
         loop_(context_, options.frameEndpoint, options.rank, scheduler_, stop_) {}
 

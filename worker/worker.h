@@ -22,6 +22,8 @@ struct WorkerOptions {
   std::string reportEndpoint;
   /// gRPC target of the daemon's Supervisor service: "unix:/run/dtorch/workers.sock".
   std::string supervisorTarget;
+  /// Socket at which clients of this host get large values; empty: they get them from the daemon.
+  std::string valuesPath;
   /// Threads that one kernel may use.
   int threads = 1;
   std::chrono::milliseconds heartbeatInterval{1000};

@@ -21,6 +21,7 @@
 #include "comm/future/tensor_future.h"
 #include "comm/store/shared_allocator.h"
 #include "comm/store/tensor_store.h"
+#include "shm/futex.h"
 
 namespace dtorch {
 namespace {
@@ -48,6 +49,7 @@ struct Shared {
   std::array<std::atomic<std::uint64_t>, kRounds> tickets;
   std::array<std::atomic<std::int64_t>, kRounds> started;
   std::atomic<int> arrived;
+  std::atomic<std::uint32_t> bell;
 
   /// Both are here for the `count`-th time.
   void meet(int count) {
@@ -102,12 +104,19 @@ void source(Shared& shared, const std::string& folder) {
   }
   shared.meet(3);
   for (std::size_t i = 0; i < kRounds; ++i) {
+    ::usleep(20000);
+    shared.started[i] = now();
+    ++shared.bell;
+    futexWakeAll(shared.bell);
+  }
+  shared.meet(4);
+  for (std::size_t i = 0; i < kRounds; ++i) {
     TensorPromise promise(values);
     shared.tickets[i] = promise.ticket().id;
     ::usleep(20000);
     shared.started[i] = now();
     check(promise.set(tensors[0]));
-    shared.meet(4 + static_cast<int>(i));
+    shared.meet(5 + static_cast<int>(i));
   }
 }
 
@@ -124,6 +133,7 @@ void reader(Shared& shared, const std::string& folder) {
   Times ownRead;
   Times copy;
   for (int i = 0; i < kRounds; ++i) {
+    ::usleep(20000);  // caches and clocks are as when a hand-over was waited for
     std::int64_t start = now();
     read(own);
     ownRead.add(now() - start);
@@ -149,10 +159,17 @@ void reader(Shared& shared, const std::string& folder) {
     if (!isFirst) withRead.add(now() - start);
     check((*store)->destFinishGet(0, key));
   }
+  shared.meet(3);
+  Times wakeUp;
+  for (std::uint32_t i = 0; i < kRounds; ++i) {
+    while (shared.bell <= i) futexWait(shared.bell, i, std::chrono::seconds(1));
+    wakeUp.add(now() - shared.started[i]);
+  }
+  shared.meet(4);
+  wakeUp.print("one wake-up of the reader, nothing handed over");
   first.print("hand-over by the store, memory seen for the first time");
   again.print("hand-over by the store");
   withRead.print("hand-over by the store and one read", "read of own memory", ownRead.at(0.5));
-  shared.meet(3);
   Times value;
   Times valueRead;
   for (std::size_t i = 0; i < kRounds; ++i) {
@@ -164,7 +181,7 @@ void reader(Shared& shared, const std::string& folder) {
     read(*tensor);
     value.add(got - shared.started[i]);
     valueRead.add(now() - shared.started[i]);
-    shared.meet(4 + static_cast<int>(i));
+    shared.meet(5 + static_cast<int>(i));
   }
   value.print("value of a future: copied, handed over, mapped", "memcpy", copy.at(0.5));
   valueRead.print("value of a future and one read", "memcpy", copy.at(0.5));

@@ -1,9 +1,11 @@
 #include "client/cpp/connection.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/address.h"
 #include "proto/version.h"
@@ -42,12 +44,17 @@ std::chrono::system_clock::time_point systemTime(std::chrono::steady_clock::time
 }  // namespace
 
 Connection::Connection(std::string address, std::string client, bool sync, std::shared_ptr<SessionCore> core)
-    : address_(std::move(address)), core_(std::move(core)), stub_(v1::Dtorch::NewStub(makeChannel(address_))) {
+    : address_(std::move(address)),
+      core_(std::move(core)),
+      stub_(v1::Dtorch::NewStub(makeChannel(address_))),
+      values_(core_) {
+  core_->useTickets(absl::StartsWith(address_, "unix:"));
   core_->queue().onChange([this] { sendDue(); });
   sending_ = std::make_unique<v1::ClientMessage>();
   sending_->mutable_hello()->set_protocol(kProtocolVersion);
   sending_->mutable_hello()->set_client(client);
   sending_->mutable_hello()->set_sync(sync);
+  sending_->mutable_hello()->set_pid(::getpid());
   stream_ = stub_->PrepareAsyncSession(&context_, &events_);
   stream_->StartCall(tag(Event::kStarted));
   thread_ = std::thread([this] { serve(); });
@@ -128,9 +135,16 @@ void Connection::onStarted() {
 
 void Connection::onMessage() {
   if (greeted_) {
-    if (message_.has_result()) core_->onResult(message_.result());
+    if (message_.has_put_taken()) {
+      core_->onPutTaken(message_.put_taken().tensor());
+    } else if (message_.result().has_ticket()) {
+      values_.fetch(message_.result().future(), message_.result().ticket());
+    } else if (message_.has_result()) {
+      core_->onResult(message_.result());
+    }
   } else if (message_.welcome().protocol() == kProtocolVersion) {
     greeted_ = true;
+    core_->lendSegments(message_.welcome().opens_segments());
     {
       const std::lock_guard lock(mutex_);
       open_ = true;

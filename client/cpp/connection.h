@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "absl/status/statusor.h"
+#include "client/cpp/local_values.h"
 #include "client/cpp/session_core.h"
 #include "dtorch/v1/client.grpc.pb.h"
 
@@ -60,6 +61,7 @@ class Connection {
   std::promise<void> ended_;
 
   // The serving thread's.
+  LocalValues values_;
   v1::DaemonMessage message_;  // belongs to the read that is on its way
   grpc::Status status_;
   absl::Status cause_;  // known before the stream's own status

@@ -61,6 +61,13 @@ bool FutureState::onResult(const v1::FutureResult& result, const Mesh& mesh) {
   return true;
 }
 
+void FutureState::onValue(TensorMeta meta, std::shared_ptr<std::byte[]> data) {
+  if (resolved()) return;
+  reply_.info.meta = std::move(meta);
+  reply_.data = std::move(data);
+  resolve(absl::OkStatus());
+}
+
 absl::Status FutureState::assemble(const v1::FutureResult& result, const Mesh& mesh) {
   if (kind_ == Kind::kDone) return absl::OkStatus();
   if (kind_ == Kind::kJson) {

@@ -61,6 +61,8 @@ class FutureState {
 
   /// Takes the next message of the answer; true when that resolved the future.
   bool onResult(const v1::FutureResult& result, const Mesh& mesh);
+  /// Takes the whole answer to a get.
+  void onValue(TensorMeta meta, std::shared_ptr<std::byte[]> data);
   /// Does nothing once resolved.
   void resolve(absl::Status status);
 

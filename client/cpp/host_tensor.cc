@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "absl/strings/str_join.h"
+#include "shm/bulk_copy.h"
 
 namespace dtorch {
 namespace {
@@ -72,7 +73,7 @@ void copyStrided(const std::byte* from, std::int64_t stride, std::int64_t count,
 
 void copyRun(const std::byte* from, std::int64_t stride, std::int64_t count, std::size_t size, std::byte* to) {
   if (stride == 1) {
-    std::memcpy(to, from, static_cast<std::size_t>(count) * size);
+    bulkCopy(to, from, static_cast<std::size_t>(count) * size);
     return;
   }
   switch (size) {

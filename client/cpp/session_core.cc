@@ -9,6 +9,7 @@
 #include "core/call_site.h"
 #include "proto/codec.h"
 #include "proto/limits.h"
+#include "proto/segment_codec.h"
 
 namespace dtorch {
 namespace {
@@ -21,13 +22,17 @@ class PartReader {
   explicit PartReader(absl::Span<const HostView> parts) : parts_(parts) {}
   std::string read(std::size_t bytes) {
     std::string data(bytes, '\0');
+    readInto(reinterpret_cast<std::byte*>(data.data()), bytes);
+    return data;
+  }
+  void readInto(std::byte* out, std::size_t bytes) {
     std::size_t filled = 0;
     while (filled < bytes) {
       const HostView& part = parts_[part_];
       const auto size = static_cast<std::size_t>(elementSize(part.meta.dtype));
       const std::int64_t count =
           std::min(part.meta.numel() - element_, static_cast<std::int64_t>((bytes - filled) / size));
-      copyElements(part, element_, count, reinterpret_cast<std::byte*>(data.data()) + filled);
+      copyElements(part, element_, count, out + filled);
       filled += static_cast<std::size_t>(count) * size;
       element_ += count;
       if (element_ == part.meta.numel()) {
@@ -35,7 +40,6 @@ class PartReader {
         ++part_;
       }
     }
-    return data;
   }
 
  private:
@@ -295,8 +299,11 @@ Tensor SessionCore::put(absl::Span<const HostView> parts, bool whole, TensorMeta
   }
 
   PartReader reader(parts);
+  const std::shared_ptr<Segment> segment = total > kInlineBytes ? lendable(total) : nullptr;
+  if (segment != nullptr) reader.readInto(segment->data(), total);
   const std::lock_guard putLock(putMutex_);
   TensorId id = 0;
+  const bool sent = total <= kInlineBytes || segment != nullptr;  // with the header
   {
     const std::size_t inlined = total <= kInlineBytes ? total : 0;
     std::string data = reader.read(inlined);
@@ -320,8 +327,14 @@ Tensor SessionCore::put(absl::Span<const HostView> parts, bool whole, TensorMeta
     }
     header->set_inline_bytes(std::move(data));
     header->set_total_bytes(total);
+    if (segment != nullptr) {
+      toWire(segment->ref(), header->mutable_segment());
+      const std::lock_guard lock(mutex_);
+      lent_.emplace(id, segment);
+      lentBytes_ += segment->size();
+    }
   }
-  for (std::size_t offset = total <= kInlineBytes ? total : 0; offset < total;) {
+  for (std::size_t offset = sent ? total : 0; offset < total;) {
     const std::size_t bytes = std::min(kChunkBytes, total - offset);
     std::string data = reader.read(bytes);
     CommandQueue::Appender commands = queue_.append();
@@ -333,6 +346,28 @@ Tensor SessionCore::put(absl::Span<const HostView> parts, bool whole, TensorMeta
     offset += bytes;
   }
   return make(id);
+}
+
+std::shared_ptr<Segment> SessionCore::lendable(std::size_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!lends_ || lentBytes_ + bytes > kMaxLentBytes) return nullptr;
+  }
+  auto segment = pool_.take(0, bytes);
+  return segment.ok() ? *std::move(segment) : nullptr;
+}
+
+void SessionCore::onPutTaken(TensorId tensor) {
+  std::shared_ptr<Segment> segment;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = lent_.find(tensor);
+    if (found == lent_.end()) return;
+    segment = std::move(found->second);
+    lent_.erase(found);
+    lentBytes_ -= segment->size();
+  }
+  pool_.give(0, std::move(segment));
 }
 
 Tensor SessionCore::redistribute(const Tensor& tensor, const Placements& placements, Site site) {
@@ -422,6 +457,7 @@ std::shared_ptr<FutureState> SessionCore::get(const Tensor& tensor, bool local, 
     get->set_tensor(handle.id);
     get->set_local(local);
     get->set_rank(rank);
+    get->set_by_ticket(handle.session->byTicket_.load(std::memory_order_relaxed));
   });
 }
 
@@ -470,6 +506,33 @@ void SessionCore::onResult(const v1::FutureResult& result) {
   futures_.erase(result.future());
 }
 
+void SessionCore::onValue(FutureId future, const SnapshotOr& value) {
+  std::shared_ptr<FutureState> state;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = futures_.find(future);
+    if (it != futures_.end()) state = it->second.lock();
+  }
+  if (state == nullptr) return;  // who dropped it has cancelled it
+  absl::StatusOr<TensorMeta> meta = value.ok() ? makeMeta((*value)->dtype, (*value)->shape) : value.status();
+  if (!meta.ok() || (*value)->segment == nullptr) {
+    {
+      CommandQueue::Appender commands = queue_.appendAtOnce();
+      if (commands) commands.add()->mutable_stream_value()->set_future(future);
+    }
+    return queue_.flush();
+  }
+  // The worker uses the memory for other values once it is given back.
+  const std::shared_ptr<Segment>& segment = (*value)->segment;
+  std::shared_ptr<std::byte[]> data(segment->data(),
+                                    [segment, future, self = shared_from_this()](std::byte*) { self->cancel(future); });
+  {
+    const std::lock_guard lock(mutex_);
+    futures_.erase(future);
+  }
+  state->onValue(*std::move(meta), std::move(data));
+}
+
 void SessionCore::end(absl::Status cause) {
   queue_.stop();
   absl::flat_hash_map<FutureId, std::weak_ptr<FutureState>> waiting;
@@ -478,7 +541,10 @@ void SessionCore::end(absl::Status cause) {
     if (!cause_.ok()) return;
     cause_ = cause;
     waiting.swap(futures_);
+    lent_.clear();
+    lends_ = false;
   }
+  pool_.forget(0);
   for (const auto& [id, weak] : waiting) {
     if (const std::shared_ptr<FutureState> state = weak.lock()) state->resolve(cause);
   }

@@ -1,4 +1,5 @@
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -16,7 +17,9 @@
 #include "client/cpp/mesh.h"
 #include "client/cpp/site.h"
 #include "client/cpp/tensor.h"
+#include "comm/future/snapshot.h"
 #include "core/ids.h"
+#include "shm/segment_pool.h"
 
 namespace dtorch {
 
@@ -30,6 +33,18 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   // For the connection.
   CommandQueue& queue() { return queue_; }
   void onResult(const v1::FutureResult& result);
+  /// A large value that a result's ticket was for; an error: it cannot be had so, and is asked for as bytes. Any
+  /// thread.
+  void onValue(FutureId future, const SnapshotOr& value);
+  /// Whether large values may come as tickets.
+  void useTickets(bool use) { byTicket_.store(use, std::memory_order_relaxed); }
+  /// Puts may name segments of this process.
+  void lendSegments(bool lend) {
+    const std::lock_guard lock(mutex_);
+    lends_ = lend;
+  }
+  /// The segment of that put is free again.
+  void onPutTaken(TensorId tensor);
   /// The connection is over: fails all futures, now and later, with `cause`. The first cause stays.
   void end(absl::Status cause);
 
@@ -75,6 +90,12 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   template <typename Fill>
   std::shared_ptr<FutureState> request(FutureState::Kind kind, const Fill& fill);
   Mesh meshOf(std::uint32_t id);
+  /// Memory for a large put; null: its bytes are to be sent.
+  std::shared_ptr<Segment> lendable(std::size_t bytes);
+
+  /// What is put beyond is sent, as fast as the daemon takes it.
+  static constexpr std::size_t kMaxLentBytes = std::size_t{1} << 30;
+  static constexpr std::size_t kIdleBytes = 256 << 20;
 
   CommandQueue queue_;
   // Guarded by queue_'s Appender: their order is the commands' order.
@@ -83,12 +104,19 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   TensorId nextTensor_ = 1;
   FutureId nextFuture_ = 1;
 
+  std::atomic<bool> byTicket_ = false;
+
   std::mutex putMutex_;  // puts do not interleave
 
   std::mutex mutex_;  // taken after the Appender, if both are
   absl::Status cause_;
   absl::flat_hash_map<FutureId, std::weak_ptr<FutureState>> futures_;
   std::vector<std::shared_ptr<const Mesh::Data>> meshes_;  // mesh i + 1
+  bool lends_ = false;
+  absl::flat_hash_map<TensorId, std::shared_ptr<Segment>> lent_;  // by the puts that they are read for
+  std::size_t lentBytes_ = 0;
+
+  SegmentPool pool_{kIdleBytes};
 };
 
 }  // namespace dtorch

@@ -24,9 +24,8 @@ struct CallSlot {
   bool isInline;
   /// Largest part for one destination, in bytes; 0 when inline.
   std::uint64_t largestPart;
-  /// Process of this rank, and whether all that it sends (and receives, for all_reduce) lies in shared memory.
-  std::int64_t pid;
-  bool isShared;
+  /// Whether the others reach all that this rank sends (and receives, for all_reduce) where it is.
+  bool isDirect;
   /// The output of an all_reduce.
   BufferRef output;
   std::array<char, kMaxText> failText;
@@ -68,15 +67,15 @@ class Arena {
   std::byte* inlineData(int index, std::uint64_t sequence) const;
   std::byte* chunk(int index, std::uint64_t turn) const;
 
-  /// Why the group is unusable; the first to set `breaking` writes the rest, then sets `broken`.
-  struct Breakage {
-    std::atomic<std::uint32_t> breaking;
-    std::atomic<std::uint32_t> broken;
+  /// Why a rank finds the group unusable. Written once, by that rank.
+  struct Reason {
     std::int32_t code;
     std::uint32_t textBytes;
     std::array<char, CallSlot::kMaxText> text;
   };
-  Breakage& breakage() const { return header().breakage; }
+  Reason& reason(int index) const { return progress(index).reason; }
+  /// 0 while the group is usable; else one more than the rank whose reason counts, the first to set it.
+  std::atomic<std::uint32_t>& breaker() const { return header().breaker; }
 
  private:
   struct Header {
@@ -84,12 +83,13 @@ class Arena {
     std::int32_t size;
     std::uint64_t inlineBytes;
     std::uint64_t chunkBytes;
-    Breakage breakage;
+    std::atomic<std::uint32_t> breaker;
   };
   struct alignas(128) Progress {
     std::atomic<std::uint32_t> posted;
     std::atomic<std::uint32_t> sleepers;
     Rank rank;
+    Reason reason;
   };
 
   Header& header() const { return *reinterpret_cast<Header*>(memory_); }

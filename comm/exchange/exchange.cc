@@ -1,13 +1,12 @@
 #include "comm/exchange/exchange.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "shm/bulk_copy.h"
 
 #define DTORCH_RETURN_IF_ERROR(expression) \
   if (absl::Status status_ = (expression); !status_.ok()) return status_
@@ -20,12 +19,19 @@ std::size_t within(std::size_t bytes, std::size_t offset, std::size_t window) {
   return bytes > offset ? std::min(bytes - offset, window) : 0;
 }
 
+GroupBackend backendOf(const std::vector<ProcessWatch>& watches) {
+  const bool oneProcess =
+      std::all_of(watches.begin(), watches.end(), [](const auto& watch) { return watch.pid() == 0; });
+  return oneProcess ? GroupBackend::kMemory : GroupBackend::kFile;
+}
+
 }  // namespace
 
 Exchange::Exchange(Arena arena, int self, std::vector<ProcessWatch> watches, std::shared_ptr<PeerMemory> memory,
                    std::chrono::milliseconds timeout)
     : arena_(arena),
       self_(self),
+      backend_(backendOf(watches)),
       timeout_(timeout),
       lockstep_(arena, self, std::move(watches)),
       memory_(std::move(memory)) {}
@@ -43,18 +49,16 @@ absl::Status Exchange::open(const Call& call, const std::vector<ConstRows>& part
   slot.isInline = total <= arena_.inlineBytes();
   slot.largestPart = slot.isInline ? 0 : largest;
   slot.failCode = 0;
-  slot.isShared = true;
+  slot.isDirect = true;
   held_.clear();
   if (!slot.isInline) {
     BufferRef* refs = arena_.parts(self_, sequence_);
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const ConstRows& part = parts[i];
-      refs[i] =
-          part.bytes() == 0 ? BufferRef{} : memory_->describe(part.base, (part.rows - 1) * part.pitch + part.rowBytes);
-      slot.isShared = slot.isShared && (part.bytes() == 0 || refs[i].isShared());
+      const std::size_t span = part.bytes() == 0 ? 0 : (part.rows - 1) * part.pitch + part.rowBytes;
+      if (!describe(part.base, span, refs[i])) slot.isDirect = false;
     }
-    if (output != nullptr) slot.output = memory_->describe(output, total);
-    slot.isShared = slot.isShared && (output == nullptr || slot.output.isShared());
+    if (output != nullptr && !describe(output, total, slot.output)) slot.isDirect = false;
   }
   if (slot.isInline) {
     std::byte* to = arena_.inlineData(self_, sequence_);
@@ -76,7 +80,6 @@ absl::Status Exchange::post(const Call& call) {
   CallSlot& slot = arena_.slot(self_, sequence_);
   slot.sequence = sequence_;
   slot.call = call;
-  slot.pid = ::getpid();
   deadline_ = std::chrono::steady_clock::now() + timeout_;
   DTORCH_RETURN_IF_ERROR(stepTogether(call));
   const absl::Status same = compare(call);
@@ -152,14 +155,11 @@ absl::Status Exchange::fail(const absl::Status& why, const Call& call) {
 
 absl::Status Exchange::barrier(const Call& call) { return open(call, {}, nullptr); }
 
-bool Exchange::isDirect(int rank) const {
-  const CallSlot& slot = arena_.slot(rank, sequence_);
-  if (slot.isInline) return false;
-  if (slot.isShared) return true;
-  for (int r = 0; r < size(); ++r) {
-    if (arena_.slot(r, sequence_).pid != slot.pid) return false;
-  }
-  return true;  // the ranks are threads of one process
+bool Exchange::describe(const std::byte* data, std::size_t bytes, BufferRef& buffer) const {
+  buffer = bytes == 0                          ? BufferRef{}
+           : backend_ == GroupBackend::kMemory ? memory_->describeHere(data)
+                                               : memory_->describe(data, bytes);
+  return bytes == 0 || backend_ == GroupBackend::kMemory || buffer.isShared();
 }
 
 bool Exchange::allDirect() const {
@@ -343,7 +343,7 @@ absl::Status Exchange::reduceDirectly(const Call& call, const std::byte* in, std
     if (r == self || length(r) == 0) continue;
     auto result = mapped(static_cast<int>(r), arena_.slot(static_cast<int>(r), sequence_).output);
     if (!result.ok()) return result.status();
-    std::memcpy(out + begin(r), *result + begin(r), length(r));
+    bulkCopy(out + begin(r), *result + begin(r), length(r));
   }
   return stepTogether(call);
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "comm/exchange/group_backend.h"
 #include "comm/exchange/lockstep.h"
 #include "comm/exchange/rows.h"
 
@@ -28,11 +29,13 @@ struct ReduceKernel {
 ///   then broken); the status of a rank that called fail() (the group stays usable); those of Lockstep::awaitAll().
 class Exchange {
  public:
+  /// `watches` as Lockstep's; they tell the backend: without any, all ranks are threads of this process.
   Exchange(Arena arena, int self, std::vector<ProcessWatch> watches, std::shared_ptr<PeerMemory> memory,
            std::chrono::milliseconds timeout);
 
   int self() const { return self_; }
   int size() const { return arena_.size(); }
+  GroupBackend backend() const { return backend_; }
   Lockstep& lockstep() { return lockstep_; }
   const Lockstep& lockstep() const { return lockstep_; }
   void setTimeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
@@ -59,9 +62,11 @@ class Exchange {
   absl::Status post(const Call& call);
   absl::Status compare(const Call& call);
   absl::Status stepTogether(const Call& call);
+  /// Describes a part of this rank's, or its output; false: only ranks of this process reach it.
+  bool describe(const std::byte* data, std::size_t bytes, BufferRef& buffer) const;
   bool isInline(int rank) const { return arena_.slot(rank, sequence_).isInline; }
   /// Whether everybody reads what `rank` sends where it is; then it does not stream it.
-  bool isDirect(int rank) const;
+  bool isDirect(int rank) const { return !isInline(rank) && arena_.slot(rank, sequence_).isDirect; }
   bool isStreamed(int rank) const { return !isInline(rank) && !isDirect(rank); }
   bool anyDirect() const;
   bool allDirect() const;
@@ -74,6 +79,7 @@ class Exchange {
 
   Arena arena_;
   const int self_;
+  const GroupBackend backend_;
   std::chrono::milliseconds timeout_;
   Lockstep::Deadline deadline_;
   std::uint64_t sequence_ = 0;

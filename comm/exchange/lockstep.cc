@@ -92,26 +92,29 @@ absl::Status Lockstep::findDead() const {
 }
 
 void Lockstep::breakGroup(const absl::Status& why) {
-  Arena::Breakage& breakage = arena_.breakage();
-  if (breakage.breaking.exchange(1, std::memory_order_acq_rel) == 0) {
-    const absl::string_view text = why.message();
-    breakage.code = why.raw_code();
-    breakage.textBytes = static_cast<std::uint32_t>(std::min(text.size(), breakage.text.size()));
-    std::memcpy(breakage.text.data(), text.data(), breakage.textBytes);
-    breakage.broken.store(1, std::memory_order_release);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!std::exchange(gaveReason_, true)) {
+      Arena::Reason& reason = arena_.reason(self_);
+      const absl::string_view text = why.message();
+      reason.code = why.raw_code();
+      reason.textBytes = static_cast<std::uint32_t>(std::min(text.size(), reason.text.size()));
+      std::memcpy(reason.text.data(), text.data(), reason.textBytes);
+      // Whole before it counts: nobody, however slow, sees a group that is broken without a reason.
+      std::uint32_t usable = 0;
+      arena_.breaker().compare_exchange_strong(usable, static_cast<std::uint32_t>(self_) + 1,
+                                               std::memory_order_acq_rel);
+    }
   }
   for (int i = 0; i < arena_.size(); ++i) futexWakeAll(arena_.posted(i));
 }
 
 absl::Status Lockstep::broken() const {
-  const Arena::Breakage& breakage = arena_.breakage();
-  if (breakage.broken.load(std::memory_order_acquire) != 0) {
-    return absl::Status(static_cast<absl::StatusCode>(breakage.code),
-                        absl::string_view(breakage.text.data(), breakage.textBytes));
-  }
-  // Its writer is about to finish, or died over it: either way the group is of no use.
-  if (breakage.breaking.load(std::memory_order_acquire) != 0) return absl::AbortedError("a rank broke the group");
-  return absl::OkStatus();
+  const std::uint32_t breaker = arena_.breaker().load(std::memory_order_acquire);
+  if (breaker == 0) return absl::OkStatus();
+  const Arena::Reason& reason = arena_.reason(static_cast<int>(breaker) - 1);
+  return absl::Status(static_cast<absl::StatusCode>(reason.code),
+                      absl::string_view(reason.text.data(), reason.textBytes));
 }
 
 }  // namespace dtorch

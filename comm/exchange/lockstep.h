@@ -1,6 +1,7 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <mutex>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -41,6 +42,8 @@ class Lockstep {
   const int spins_;
   std::uint32_t steps_ = 0;
   std::vector<ProcessWatch> watches_;
+  std::mutex mutex_;
+  bool gaveReason_ = false;  // guarded by mutex_
 };
 
 }  // namespace dtorch

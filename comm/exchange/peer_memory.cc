@@ -8,10 +8,15 @@ namespace dtorch {
 
 PeerMemory::PeerMemory(const SharedHeap* heap) : pid_(::getpid()), heap_(heap) {}
 
-BufferRef PeerMemory::describe(const std::byte* data, std::size_t bytes) const {
+BufferRef PeerMemory::describeHere(const std::byte* data) const {
   BufferRef buffer;
   buffer.pid = pid_;
   buffer.address = reinterpret_cast<std::uintptr_t>(data);
+  return buffer;
+}
+
+BufferRef PeerMemory::describe(const std::byte* data, std::size_t bytes) const {
+  BufferRef buffer = describeHere(data);
   if (heap_ == nullptr) return buffer;
   if (const auto where = heap_->locate(data, bytes)) {
     buffer.segment = where->segment;

@@ -30,6 +30,8 @@ class PeerMemory {
   /// `heap` may be null: then nothing of this process is shared.
   explicit PeerMemory(const SharedHeap* heap);
 
+  /// For peers of this process alone.
+  BufferRef describeHere(const std::byte* data) const;
   BufferRef describe(const std::byte* data, std::size_t bytes) const;
   /// A peer's bytes, and what keeps them mapped.
   struct Access {

@@ -1,7 +1,8 @@
 #include "comm/exchange/rows.h"
 
 #include <algorithm>
-#include <cstring>
+
+#include "shm/bulk_copy.h"
 
 namespace dtorch {
 namespace {
@@ -24,12 +25,12 @@ void forEachRun(const BasicRows<Byte>& rows, std::size_t offset, std::size_t n, 
 
 void readRows(const ConstRows& from, std::size_t offset, std::byte* to, std::size_t n) {
   forEachRun(from, offset, n,
-             [to](const std::byte* run, std::size_t done, std::size_t length) { std::memcpy(to + done, run, length); });
+             [to](const std::byte* run, std::size_t done, std::size_t length) { bulkCopy(to + done, run, length); });
 }
 
 void writeRows(const Rows& to, std::size_t offset, const std::byte* from, std::size_t n) {
   forEachRun(to, offset, n,
-             [from](std::byte* run, std::size_t done, std::size_t length) { std::memcpy(run, from + done, length); });
+             [from](std::byte* run, std::size_t done, std::size_t length) { bulkCopy(run, from + done, length); });
 }
 
 void copyRows(const ConstRows& from, const Rows& to) {

@@ -19,7 +19,7 @@ struct Snapshot {
   DType dtype = DType::kUnspecified;
   std::vector<std::int64_t> shape;
   std::string bytes;
-  std::unique_ptr<Segment> segment;
+  std::shared_ptr<Segment> segment;
 
   std::byte* data() { return segment ? segment->data() : reinterpret_cast<std::byte*>(bytes.data()); }
 };

@@ -58,25 +58,44 @@ class TensorFuture::State {
 
 namespace {
 
-SnapshotOr takeSnapshot(const at::Tensor& tensor) {
+absl::StatusOr<DType> checkValue(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cpu() || tensor.layout() != c10::kStrided) {
     return absl::InvalidArgumentError("the value of a future is a strided CPU tensor");
   }
-  const auto dtype = fromTorch(tensor.scalar_type());
+  return fromTorch(tensor.scalar_type());
+}
+
+/// A copy for this process alone.
+TensorFuture::Result copyOf(const at::Tensor& tensor) {
+  if (const auto dtype = checkValue(tensor); !dtype.ok()) return dtype.status();
+  try {
+    return tensor.detach().resolve_conj().resolve_neg().clone(at::MemoryFormat::Contiguous);
+  } catch (const std::exception& e) {
+    return absl::ResourceExhaustedError(absl::StrCat("copying the value of a future: ", e.what()));
+  }
+}
+
+absl::StatusOr<Segment> segmentOf(const at::Tensor& tensor) {
+  const auto* data = static_cast<const std::byte*>(tensor.const_data_ptr());
+  return Segment::copyOf("dtorch-value", data, tensor.nbytes());
+}
+
+SnapshotOr takeSnapshot(const at::Tensor& tensor) {
+  const auto dtype = checkValue(tensor);
   if (!dtype.ok()) return dtype.status();
   auto snapshot = std::make_shared<Snapshot>();
   snapshot->dtype = *dtype;
   snapshot->shape = tensor.sizes().vec();
   const std::size_t bytes = tensor.nbytes();
-  if (bytes > Snapshot::kInlineBytes) {
-    auto segment = Segment::create("dtorch-value", bytes);
-    if (!segment.ok()) return segment.status();
-    snapshot->segment = std::make_unique<Segment>(*std::move(segment));
-  } else {
-    snapshot->bytes.resize(bytes);
-  }
   try {
-    // Also resolves conjugate and negative views; one copy, whatever the strides.
+    if (bytes > Snapshot::kInlineBytes) {
+      auto segment = segmentOf(tensor.resolve_conj().resolve_neg().contiguous());
+      if (!segment.ok()) return segment.status();
+      snapshot->segment = std::make_shared<Segment>(*std::move(segment));
+      return snapshot;
+    }
+    snapshot->bytes.resize(bytes);
+    // Also resolves conjugate and negative views.
     if (bytes > 0) at::from_blob(snapshot->data(), tensor.sizes(), tensor.options()).copy_(tensor);
   } catch (const std::exception& e) {
     return absl::InternalError(absl::StrCat("copying the value of a future: ", e.what()));
@@ -129,11 +148,15 @@ TensorPromise::~TensorPromise() {
 
 absl::Status TensorPromise::set(const TensorFuture::Result& value) {
   if (state_->isReady()) return absl::FailedPreconditionError("the promise is resolved already");
-  const SnapshotOr snapshot = value.ok() ? takeSnapshot(*value) : SnapshotOr(value.status());
-  if (!state_->resolve(toTensor(snapshot))) return absl::FailedPreconditionError("the promise is resolved already");
-  if (server_) {
-    if (absl::Status told = server_->resolve(ticket_.id, snapshot); !told.ok()) return told;
+  const absl::Status resolved = absl::FailedPreconditionError("the promise is resolved already");
+  if (server_ == nullptr) {
+    const TensorFuture::Result copy = value.ok() ? copyOf(*value) : value;
+    if (!state_->resolve(copy)) return resolved;
+    return value.ok() ? copy.status() : absl::OkStatus();
   }
+  const SnapshotOr snapshot = value.ok() ? takeSnapshot(*value) : SnapshotOr(value.status());
+  if (!state_->resolve(toTensor(snapshot))) return resolved;
+  if (absl::Status told = server_->resolve(ticket_.id, snapshot); !told.ok()) return told;
   return value.ok() ? snapshot.status() : absl::OkStatus();
 }
 

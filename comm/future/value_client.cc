@@ -14,16 +14,17 @@
 
 namespace dtorch {
 
-absl::StatusOr<std::unique_ptr<ValueClient>> ValueClient::connect(const std::string& path) {
+absl::StatusOr<std::unique_ptr<ValueClient>> ValueClient::connect(const std::string& path,
+                                                                  std::shared_ptr<MappedSegments> mapped) {
   auto socket = LocalSocket::connect(path);
   if (!socket.ok()) return socket.status();
   const int wake = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake < 0) return absl::ResourceExhaustedError(absl::StrCat("eventfd: ", std::strerror(errno)));
-  return std::unique_ptr<ValueClient>(new ValueClient(*std::move(socket), wake));
+  return std::unique_ptr<ValueClient>(new ValueClient(*std::move(socket), wake, std::move(mapped)));
 }
 
-ValueClient::ValueClient(LocalSocket socket, int wake)
-    : socket_(std::move(socket)), wake_(wake), thread_([this] { loop(); }) {
+ValueClient::ValueClient(LocalSocket socket, int wake, std::shared_ptr<MappedSegments> mapped)
+    : socket_(std::move(socket)), wake_(wake), mapped_(std::move(mapped)), thread_([this] { loop(); }) {
   pthread_setname_np(thread_.native_handle(), "dtorch-values");
 }
 
@@ -56,6 +57,11 @@ void ValueClient::fetch(std::uint64_t id, Callback done) {
     ended = ended_;
   }
   done(ended);
+}
+
+bool ValueClient::ended() {
+  const std::lock_guard lock(mutex_);
+  return !ended_.ok();
 }
 
 void ValueClient::sendLocked() {
@@ -98,7 +104,7 @@ void ValueClient::loop() {
     auto message = socket_.tryReceive();
     if (!message.ok()) return endAll(died);
     if (!*message) continue;
-    auto reply = decodeReply(**std::move(message));
+    auto reply = decodeReply(**std::move(message), mapped_.get());
     if (!reply) return endAll(absl::InternalError("the other end speaks another protocol"));
     Callback done;
     {

@@ -22,18 +22,22 @@ class ValueClient {
  public:
   using Callback = std::function<void(SnapshotOr)>;
 
-  /// UNAVAILABLE: nobody listens at `path`.
-  static absl::StatusOr<std::unique_ptr<ValueClient>> connect(const std::string& path);
+  /// Large values are mapped privately: to write to one changes nobody else's. With `mapped` their memory is shared,
+  /// and stays mapped there for the next value in it: for a server that uses segments again. UNAVAILABLE: nobody
+  /// listens at `path`.
+  static absl::StatusOr<std::unique_ptr<ValueClient>> connect(const std::string& path,
+                                                              std::shared_ptr<MappedSegments> mapped = nullptr);
   /// Callbacks that still wait get CANCELLED.
   ~ValueClient();
 
   /// `done` is called once: with the value, with the error that it was resolved with, or with UNAVAILABLE naming the
-  /// process that was to compute it, when that ends. It must not block, nor destroy this. A large value is mapped
-  /// privately: to write to it changes nobody else's.
+  /// process that was to compute it, when that ends. It must not block, nor destroy this.
   void fetch(std::uint64_t id, Callback done);
+  /// The server is gone: what is fetched now fails.
+  bool ended();
 
  private:
-  ValueClient(LocalSocket socket, int wake);
+  ValueClient(LocalSocket socket, int wake, std::shared_ptr<MappedSegments> mapped);
   void loop();
   void wakeLoop() const;
   void sendLocked();
@@ -41,6 +45,7 @@ class ValueClient {
 
   const LocalSocket socket_;
   const int wake_;
+  const std::shared_ptr<MappedSegments> mapped_;
 
   std::mutex mutex_;
   std::unordered_map<std::uint64_t, Callback> waiting_;

@@ -33,7 +33,14 @@ std::size_t elementsOf(const Snapshot& value) {
   return count;
 }
 
-SnapshotOr decodeValue(const ReplyHeader& header, const std::string& rest, int descriptor) {
+absl::StatusOr<std::shared_ptr<Segment>> mapSegment(int descriptor, MappedSegments* mapped) {
+  if (mapped != nullptr) return mapped->adopt(descriptor);
+  auto segment = Segment::adoptPrivately(descriptor);
+  if (!segment.ok()) return segment.status();
+  return std::make_shared<Segment>(*std::move(segment));
+}
+
+SnapshotOr decodeValue(const ReplyHeader& header, const std::string& rest, int descriptor, MappedSegments* mapped) {
   auto value = std::make_shared<Snapshot>();
   value->dtype = header.dtype;
   value->shape.resize(header.dims);
@@ -43,9 +50,9 @@ SnapshotOr decodeValue(const ReplyHeader& header, const std::string& rest, int d
     if (descriptor < 0) {
       return absl::ResourceExhaustedError("a value came without its memory: this process has too many open files");
     }
-    auto segment = Segment::adoptPrivately(descriptor);
+    auto segment = mapSegment(descriptor, mapped);
     if (!segment.ok()) return segment.status();
-    value->segment = std::make_unique<Segment>(*std::move(segment));
+    value->segment = *std::move(segment);
   }
   const std::size_t there = value->segment ? value->segment->size() : value->bytes.size();
   if (elementsOf(*value) * static_cast<std::size_t>(elementSize(value->dtype)) > there) {
@@ -85,7 +92,7 @@ std::string encodeReply(std::uint64_t request, const SnapshotOr& value) {
   return bytesOf(header) + rest;
 }
 
-std::optional<ValueReply> decodeReply(LocalSocket::Message message) {
+std::optional<ValueReply> decodeReply(LocalSocket::Message message, MappedSegments* mapped) {
   ReplyHeader header;
   const bool whole = message.bytes.size() >= sizeof(header);
   if (whole) std::memcpy(&header, message.bytes.data(), sizeof(header));
@@ -97,7 +104,7 @@ std::optional<ValueReply> decodeReply(LocalSocket::Message message) {
   const std::string rest = message.bytes.substr(sizeof(header));
   if (header.code != 0)
     return ValueReply{header.request, absl::Status(static_cast<absl::StatusCode>(header.code), rest)};
-  return ValueReply{header.request, decodeValue(header, rest, message.descriptor)};
+  return ValueReply{header.request, decodeValue(header, rest, message.descriptor, mapped)};
 }
 
 }  // namespace dtorch

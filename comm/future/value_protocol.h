@@ -5,6 +5,7 @@
 
 #include "comm/future/local_socket.h"
 #include "comm/future/snapshot.h"
+#include "shm/mapped_segments.h"
 
 namespace dtorch {
 
@@ -30,7 +31,7 @@ struct ValueReply {
   std::uint64_t request = 0;
   SnapshotOr value;
 };
-/// Takes over the message's descriptor. nullopt: not a reply.
-std::optional<ValueReply> decodeReply(LocalSocket::Message message);
+/// Takes over the message's descriptor: mapped by `mapped`, or privately when that is null. nullopt: not a reply.
+std::optional<ValueReply> decodeReply(LocalSocket::Message message, MappedSegments* mapped);
 
 }  // namespace dtorch

@@ -20,6 +20,7 @@ class CpuThreadGroup final : public ThreadGroup {
 
   int rank() const override { return exchange_.self(); }
   int size() const override { return exchange_.size(); }
+  GroupBackend backend() const override { return exchange_.backend(); }
 
   absl::StatusOr<at::Tensor> allReduce(const at::Tensor& input, ReduceOp op, const CallTag& tag) override;
   absl::StatusOr<at::Tensor> allGather(const at::Tensor& input, int dim, const std::vector<std::int64_t>& lengths,

@@ -94,9 +94,10 @@ void PointToPoint::loop() {
     auto wake = TensorStore::Deadline::max();
     bool stopping = false;
     {
+      Channels awaited;
       const std::lock_guard lock(mutex_);
       for (auto it = operations_.begin(); it != operations_.end();) {
-        if (auto outcome = advanceLocked(*it)) {
+        if (auto outcome = advanceLocked(*it, awaited)) {
           finished.emplace_back(std::move(it->done), *std::move(outcome));
           it = operations_.erase(it);
         } else {
@@ -114,9 +115,9 @@ void PointToPoint::loop() {
 }
 
 /// COMM-1: abort, the peer (in what it calls), deadline.
-std::optional<PointToPoint::Outcome> PointToPoint::advanceLocked(Operation& operation) {
+std::optional<PointToPoint::Outcome> PointToPoint::advanceLocked(Operation& operation, Channels& awaited) {
   if (aborted_) return Outcome{absl::AbortedError("the group was aborted")};
-  auto outcome = operation.isSend ? advanceSendLocked(operation) : advanceReceiveLocked(operation);
+  auto outcome = operation.isSend ? advanceSendLocked(operation) : advanceReceiveLocked(operation, awaited);
   if (outcome || std::chrono::steady_clock::now() < operation.deadline) return outcome;
   return Outcome{absl::DeadlineExceededError(absl::StrCat(
       "waited in vain ", operation.isSend ? "for the receive of a message to rank " : "for a message from ",
@@ -137,21 +138,24 @@ std::optional<PointToPoint::Outcome> PointToPoint::advanceSendLocked(Operation& 
   return there.ok() ? std::nullopt : std::optional<Outcome>(Outcome{there});
 }
 
-std::optional<PointToPoint::Outcome> PointToPoint::advanceReceiveLocked(Operation& operation) {
+std::optional<PointToPoint::Outcome> PointToPoint::advanceReceiveLocked(Operation& operation, Channels& awaited) {
   const std::vector<Rank> sources = operation.peer ? std::vector<Rank>{*operation.peer} : peers_;
   // Anybody's message is waited for while somebody is there to send it, and nobody has died.
   const absl::Status death = store_->findDead();
   std::size_t absent = 0;
   for (const Rank source : sources) {
+    if (!awaited.insert({source, operation.tag}).second) continue;
     std::uint64_t& next = toReceive_[{source, operation.tag}];
     const std::string key = keyOf(store_->self().rank, operation.tag, next);
     const auto found = store_->destTryGet(source, key);
     if (!found.ok()) {
+      awaited.erase({source, operation.tag});  // nothing comes from there
       if (++absent == sources.size()) return Outcome{found.status(), source};
       continue;
     }
     if (!*found) continue;
     ++next;
+    awaited.erase({source, operation.tag});
     const absl::Status fits = checkFit(**found, operation.tensor);
     const absl::Status copied = fits.ok() ? copyTo(**found, operation.tensor) : fits;
     const absl::Status finished = store_->destFinishGet(source, key, copied);

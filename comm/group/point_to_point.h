@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,7 +23,8 @@ namespace dtorch {
 
 /// Sends and receives between pairs of ranks, on a TensorStore. Any number may be under way in any order, so that no
 /// order of calls makes two ranks wait for each other; messages of one sender, receiver and tag arrive in the order in
-/// which they were sent. A send is done when its tensor has been received; nothing is buffered.
+/// which they were sent, at the receives in the order in which these were made. A send is done when its tensor has been
+/// received; nothing is buffered.
 ///
 /// Thread: safe. Owns: one thread, "dtorch-p2p", which copies and runs the callbacks.
 /// Errors: INVALID_ARGUMENT at the receiver, with dtypes and counts, and FAILED_PRECONDITION at the sender, with the
@@ -62,13 +64,15 @@ class PointToPoint {
     Rank source = -1;
   };
   using Channel = std::pair<Rank, int>;
+  using Channels = std::set<Channel>;
 
   void submit(Operation operation);
   void loop();
-  /// Goes on with an operation as far as it can be; nullopt: it waits.
-  std::optional<Outcome> advanceLocked(Operation& operation);
+  /// Goes on with an operation as far as it can be; nullopt: it waits. `awaited` is where receives before it wait: what
+  /// comes there meanwhile is theirs.
+  std::optional<Outcome> advanceLocked(Operation& operation, Channels& awaited);
   std::optional<Outcome> advanceSendLocked(Operation& operation);
-  std::optional<Outcome> advanceReceiveLocked(Operation& operation);
+  std::optional<Outcome> advanceReceiveLocked(Operation& operation, Channels& awaited);
 
   const std::unique_ptr<TensorStore> store_;
   const std::vector<Rank> peers_;

@@ -13,6 +13,31 @@ namespace {
 
 const CallTag kTag{0, "torch.distributed"};
 
+absl::Status toStatus(const std::exception& error) {
+  const auto* ours = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = ours == nullptr ? error.what() : ours->what_without_backtrace();
+  return dynamic_cast<const c10::ValueError*>(&error) == nullptr ? absl::InternalError(text)
+                                                                 : absl::InvalidArgumentError(text);
+}
+
+/// Makes a call of the group. Where it cannot be prepared, all ranks get the error: none waits for this one.
+template <typename Call>
+absl::Status guarded(CpuThreadGroup& group, const Call& call) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    return group.fail(toStatus(error), kTag);
+  }
+}
+
+/// The same for `count` calls, all of which are made; the first error.
+template <typename Call>
+absl::Status oneByOne(CpuThreadGroup& group, std::size_t count, const Call& call) {
+  absl::Status status;
+  for (std::size_t i = 0; i < count; ++i) status.Update(guarded(group, [&] { return call(i); }));
+  return status;
+}
+
 std::exception_ptr toException(const absl::Status& status) {
   const c10::SourceLocation here{__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)};
   const std::string text = status.ToString();
@@ -58,6 +83,11 @@ at::Tensor weighted(const at::Tensor& input, const c10d::ReduceOp& op) {
 const at::Tensor& only(const std::vector<at::Tensor>& tensors) {
   TORCH_CHECK_VALUE(tensors.size() == 1, "one tensor a rank is expected, ", tensors.size(), " were given");
   return tensors[0];
+}
+
+const std::vector<at::Tensor>& oneFor(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), outputs.size(), " outputs for ", inputs.size(), " inputs");
+  return outputs;
 }
 
 const std::vector<at::Tensor>& only(const std::vector<std::vector<at::Tensor>>& lists) {
@@ -109,11 +139,28 @@ class SameDeviceBackend::CallWork final : public c10d::Work {
   void complete(const absl::Status& status) {
     finish(status.ok() ? nullptr : toException(status));
     c10::intrusive_ptr<c10::ivalue::Future> future;
+    std::function<void(const absl::Status&)> next;
     {
       const std::lock_guard lock(mutex_);
+      status_ = status;
       future = future_;
+      next = std::exchange(next_, nullptr);
     }
     if (future) settle(*future);
+    if (next) next(status);
+  }
+  /// Calls `next` once it is complete: now, or on the thread that completes it. Once.
+  void then(std::function<void(const absl::Status&)> next) {
+    absl::Status status;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!status_) {
+        next_ = std::move(next);
+        return;
+      }
+      status = *status_;
+    }
+    next(status);
   }
   /// Of a receive: who sent.
   void setSource(Rank source) { source_ = source; }
@@ -143,6 +190,8 @@ class SameDeviceBackend::CallWork final : public c10d::Work {
   Tensors outputs_;
   Rank source_ = -1;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+  std::optional<absl::Status> status_;
+  std::function<void(const absl::Status&)> next_;
 };
 
 c10::intrusive_ptr<SameDeviceBackend> SameDeviceBackend::create(const c10::intrusive_ptr<c10d::Store>& store, int rank,
@@ -212,9 +261,57 @@ std::uint64_t SameDeviceBackend::getSequenceNumberForGroup() {
   return submitted_;
 }
 
+c10::intrusive_ptr<SameDeviceBackend::CallWork> SameDeviceBackend::newWork(c10d::OpType type, Tensors outputs) {
+  auto work = c10::make_intrusive<CallWork>(getRank(), type, std::move(outputs));
+  const std::lock_guard lock(mutex_);
+  if (coalesced_) coalesced_->push_back(work);
+  return work;
+}
+
+void SameDeviceBackend::startCoalescing() {
+  const std::lock_guard lock(mutex_);
+  TORCH_CHECK_WITH(DistBackendError, !coalesced_, "startCoalescing() in a block of coalesced calls");
+  coalesced_.emplace();
+}
+
+SameDeviceBackend::WorkPtr SameDeviceBackend::endCoalescing() {
+  std::vector<c10::intrusive_ptr<CallWork>> parts;
+  {
+    const std::lock_guard lock(mutex_);
+    TORCH_CHECK_WITH(DistBackendError, coalesced_, "endCoalescing() without startCoalescing()");
+    parts = *std::exchange(coalesced_, std::nullopt);
+  }
+  Tensors outputs;
+  for (const auto& part : parts) {
+    const Tensors of = part->result();
+    outputs.insert(outputs.end(), of.begin(), of.end());
+  }
+  struct Whole {
+    std::mutex mutex;
+    std::size_t open = 0;
+    absl::Status status;
+    c10::intrusive_ptr<CallWork> work;
+
+    void close(const absl::Status& part) {
+      {
+        const std::lock_guard lock(mutex);
+        status.Update(part);
+        if (--open > 0) return;
+      }
+      work->complete(status);
+    }
+  };
+  const auto whole = std::make_shared<Whole>();
+  whole->open = parts.size() + 1;
+  whole->work = c10::make_intrusive<CallWork>(getRank(), c10d::OpType::COALESCED, std::move(outputs));
+  for (const auto& part : parts) part->then([whole](const absl::Status& status) { whole->close(status); });
+  whole->close(absl::OkStatus());  // there may be no parts
+  return whole->work;
+}
+
 SameDeviceBackend::WorkPtr SameDeviceBackend::submit(c10d::OpType type, Tensors outputs,
                                                      std::chrono::milliseconds timeout, bool async, Call call) {
-  Job job{c10::make_intrusive<CallWork>(getRank(), type, std::move(outputs)), std::move(call), timeout};
+  Job job{newWork(type, std::move(outputs)), std::move(call), timeout};
   const WorkPtr work = job.work;
   {
     const std::lock_guard lock(mutex_);
@@ -232,13 +329,8 @@ SameDeviceBackend::WorkPtr SameDeviceBackend::submit(c10d::OpType type, Tensors 
 }
 
 void SameDeviceBackend::run(Job& job) {
-  absl::Status status;
   group_.setTimeout(job.timeout);
-  try {
-    status = job.call(group_);
-  } catch (const std::exception& e) {
-    status = absl::InternalError(e.what());
-  }
+  const absl::Status status = job.call(group_);
   {
     const std::lock_guard lock(mutex_);
     busy_ = false;
@@ -262,18 +354,20 @@ void SameDeviceBackend::loop() {
 }
 
 SameDeviceBackend::WorkPtr SameDeviceBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  const at::Tensor tensor = only(tensors);
   return submit(c10d::OpType::BROADCAST, tensors, options.timeout, options.asyncOp,
-                [tensor, root = options.rootRank](auto& group) {
-                  return group.broadcastInto(tensor, static_cast<int>(root), kTag);
+                [tensors, root = options.rootRank](auto& group) {
+                  return guarded(group,
+                                 [&] { return group.broadcastInto(only(tensors), static_cast<int>(root), kTag); });
                 });
 }
 
 SameDeviceBackend::WorkPtr SameDeviceBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  const at::Tensor tensor = only(tensors);
   return submit(c10d::OpType::ALLREDUCE, tensors, options.timeout, options.asyncOp,
-                [tensor, op = options.reduceOp](auto& group) {
-                  return group.reduceInto(weighted(tensor, op), tensor, toReduction(op), -1, kTag);
+                [tensors, op = options.reduceOp](auto& group) {
+                  return guarded(group, [&] {
+                    const at::Tensor& tensor = only(tensors);
+                    return group.reduceInto(weighted(tensor, op), tensor, toReduction(op), -1, kTag);
+                  });
                 });
 }
 
@@ -281,103 +375,103 @@ SameDeviceBackend::WorkPtr SameDeviceBackend::allreduce_coalesced(Tensors& tenso
                                                                   const c10d::AllreduceCoalescedOptions& options) {
   return submit(c10d::OpType::ALLREDUCE_COALESCED, tensors, options.timeout, options.asyncOp,
                 [tensors, op = options.reduceOp](auto& group) {
-                  absl::Status status;
-                  for (const at::Tensor& tensor : tensors) {
-                    status.Update(group.reduceInto(weighted(tensor, op), tensor, toReduction(op), -1, kTag));
-                  }
-                  return status;
+                  return oneByOne(group, tensors.size(), [&](std::size_t i) {
+                    return group.reduceInto(weighted(tensors[i], op), tensors[i], toReduction(op), -1, kTag);
+                  });
                 });
 }
 
 SameDeviceBackend::WorkPtr SameDeviceBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  const at::Tensor tensor = only(tensors);
   return submit(c10d::OpType::REDUCE, tensors, options.timeout, options.asyncOp,
-                [tensor, op = options.reduceOp, root = options.rootRank](auto& group) {
-                  return group.reduceInto(weighted(tensor, op), tensor, toReduction(op), static_cast<int>(root), kTag);
+                [tensors, op = options.reduceOp, root = options.rootRank](auto& group) {
+                  return guarded(group, [&] {
+                    const at::Tensor& tensor = only(tensors);
+                    return group.reduceInto(weighted(tensor, op), tensor, toReduction(op), static_cast<int>(root),
+                                            kTag);
+                  });
                 });
 }
 
 SameDeviceBackend::WorkPtr SameDeviceBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                         const c10d::AllgatherOptions& options) {
-  const at::Tensor input = only(inputs);
-  const Tensors parts = only(outputs);
-  return submit(c10d::OpType::ALLGATHER, parts, options.timeout, options.asyncOp,
-                [input, parts](auto& group) { return group.gatherInto(input, parts, -1, kTag); });
+  return submit(c10d::OpType::ALLGATHER, outputs.empty() ? Tensors{} : outputs[0], options.timeout, options.asyncOp,
+                [inputs, outputs](auto& group) {
+                  return guarded(group, [&] { return group.gatherInto(only(inputs), only(outputs), -1, kTag); });
+                });
 }
 
 SameDeviceBackend::WorkPtr SameDeviceBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                               const c10d::AllgatherOptions& options) {
-  const Tensors parts = equalParts(output, getSize());
-  return submit(c10d::OpType::_ALLGATHER_BASE, {output}, options.timeout, options.asyncOp,
-                [input, parts](auto& group) { return group.gatherInto(input, parts, -1, kTag); });
+  return submit(
+      c10d::OpType::_ALLGATHER_BASE, {output}, options.timeout, options.asyncOp, [input, output](auto& group) {
+        return guarded(group, [&] { return group.gatherInto(input, equalParts(output, group.size()), -1, kTag); });
+      });
 }
 
 SameDeviceBackend::WorkPtr SameDeviceBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                               const c10d::AllgatherOptions& options) {
-  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), outputs.size(), " outputs for ", inputs.size(), " inputs");
-  std::vector<Tensors> parts;
-  for (const at::Tensor& output : outputs) parts.push_back(equalParts(output, getSize()));
-  return submit(c10d::OpType::COALESCED, outputs, options.timeout, options.asyncOp, [inputs, parts](auto& group) {
-    absl::Status status;
-    for (std::size_t i = 0; i < inputs.size(); ++i) status.Update(group.gatherInto(inputs[i], parts[i], -1, kTag));
-    return status;
+  return submit(c10d::OpType::COALESCED, outputs, options.timeout, options.asyncOp, [inputs, outputs](auto& group) {
+    return oneByOne(group, inputs.size(), [&](std::size_t i) {
+      return group.gatherInto(inputs[i], equalParts(oneFor(inputs, outputs)[i], group.size()), -1, kTag);
+    });
   });
 }
 
 SameDeviceBackend::WorkPtr SameDeviceBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                      const c10d::GatherOptions& options) {
-  const at::Tensor input = only(inputs);
-  const Tensors parts = getRank() == options.rootRank ? only(outputs) : Tensors{};
-  return submit(c10d::OpType::GATHER, parts, options.timeout, options.asyncOp,
-                [input, parts, root = options.rootRank](auto& group) {
-                  return group.gatherInto(input, parts, static_cast<int>(root), kTag);
+  const bool wanted = getRank() == options.rootRank;
+  return submit(c10d::OpType::GATHER, wanted && !outputs.empty() ? outputs[0] : Tensors{}, options.timeout,
+                options.asyncOp, [inputs, outputs, wanted, root = options.rootRank](auto& group) {
+                  return guarded(group, [&] {
+                    return group.gatherInto(only(inputs), wanted ? only(outputs) : Tensors{}, static_cast<int>(root),
+                                            kTag);
+                  });
                 });
 }
 
 SameDeviceBackend::WorkPtr SameDeviceBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                       const c10d::ScatterOptions& options) {
-  const at::Tensor output = only(outputs);
-  const Tensors parts = getRank() == options.rootRank ? only(inputs) : Tensors{};
+  const bool gives = getRank() == options.rootRank;
   return submit(c10d::OpType::SCATTER, outputs, options.timeout, options.asyncOp,
-                [output, parts, root = options.rootRank](auto& group) {
-                  return group.scatterInto(parts, output, static_cast<int>(root), kTag);
+                [outputs, inputs, gives, root = options.rootRank](auto& group) {
+                  return guarded(group, [&] {
+                    return group.scatterInto(gives ? only(inputs) : Tensors{}, only(outputs), static_cast<int>(root),
+                                             kTag);
+                  });
                 });
 }
 
 SameDeviceBackend::WorkPtr SameDeviceBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                              const c10d::ReduceScatterOptions& options) {
-  const at::Tensor output = only(outputs);
-  Tensors parts = only(inputs);
   return submit(c10d::OpType::REDUCE_SCATTER, outputs, options.timeout, options.asyncOp,
-                [output, parts, op = options.reduceOp](auto& group) {
-                  Tensors weightedParts;
-                  for (const at::Tensor& part : parts) weightedParts.push_back(weighted(part, op));
-                  return group.reduceScatterInto(weightedParts, output, toReduction(op), kTag);
+                [outputs, inputs, op = options.reduceOp](auto& group) {
+                  return guarded(group, [&] {
+                    Tensors parts;
+                    for (const at::Tensor& part : only(inputs)) parts.push_back(weighted(part, op));
+                    return group.reduceScatterInto(parts, only(outputs), toReduction(op), kTag);
+                  });
                 });
 }
 
 SameDeviceBackend::WorkPtr SameDeviceBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                                    const c10d::ReduceScatterOptions& options) {
-  const int ranks = getSize();
   return submit(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, options.timeout, options.asyncOp,
-                [output, input, ranks, op = options.reduceOp](auto& group) {
-                  return group.reduceScatterInto(equalParts(weighted(input, op).contiguous(), ranks), output,
-                                                 toReduction(op), kTag);
+                [output, input, op = options.reduceOp](auto& group) {
+                  return guarded(group, [&] {
+                    return group.reduceScatterInto(equalParts(weighted(input, op).contiguous(), group.size()), output,
+                                                   toReduction(op), kTag);
+                  });
                 });
 }
 
 SameDeviceBackend::WorkPtr SameDeviceBackend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
-  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), outputs.size(), " outputs for ", inputs.size(), " inputs");
-  const int ranks = getSize();
   return submit(c10d::OpType::COALESCED, outputs, options.timeout, options.asyncOp,
-                [outputs, inputs, ranks, op = options.reduceOp](auto& group) {
-                  absl::Status status;
-                  for (std::size_t i = 0; i < inputs.size(); ++i) {
-                    status.Update(group.reduceScatterInto(equalParts(weighted(inputs[i], op).contiguous(), ranks),
-                                                          outputs[i], toReduction(op), kTag));
-                  }
-                  return status;
+                [outputs, inputs, op = options.reduceOp](auto& group) {
+                  return oneByOne(group, inputs.size(), [&](std::size_t i) {
+                    return group.reduceScatterInto(equalParts(weighted(inputs[i], op).contiguous(), group.size()),
+                                                   oneFor(inputs, outputs)[i], toReduction(op), kTag);
+                  });
                 });
 }
 
@@ -385,10 +479,13 @@ SameDeviceBackend::WorkPtr SameDeviceBackend::alltoall_base(at::Tensor& output, 
                                                             std::vector<std::int64_t>& outputSplits,
                                                             std::vector<std::int64_t>& inputSplits,
                                                             const c10d::AllToAllOptions& options) {
-  const Tensors receives = splitRows(output, outputSplits, getSize());
-  const Tensors sends = splitRows(input.contiguous(), inputSplits, getSize());
   return submit(c10d::OpType::ALLTOALL_BASE, {output}, options.timeout, options.asyncOp,
-                [sends, receives](auto& group) { return group.allToAllInto(sends, receives, kTag); });
+                [output, input, outputSplits, inputSplits](auto& group) {
+                  return guarded(group, [&] {
+                    return group.allToAllInto(splitRows(input.contiguous(), inputSplits, group.size()),
+                                              splitRows(output, outputSplits, group.size()), kTag);
+                  });
+                });
 }
 
 SameDeviceBackend::WorkPtr SameDeviceBackend::alltoall(Tensors& outputs, Tensors& inputs,
@@ -401,7 +498,7 @@ SameDeviceBackend::WorkPtr SameDeviceBackend::send(Tensors& tensors, int to, int
   const at::Tensor tensor = only(tensors);
   TORCH_CHECK_VALUE(to >= 0 && to < getSize() && to != getRank(), "rank ", getRank(), " of ", getSize(),
                     " cannot send to rank ", to);
-  auto work = c10::make_intrusive<CallWork>(getRank(), c10d::OpType::SEND, tensors);
+  auto work = newWork(c10d::OpType::SEND, tensors);
   pointToPoint_->send(tensor, to, tag, timeout(), [work](const absl::Status& status, Rank) { work->complete(status); });
   return work;
 }
@@ -419,7 +516,7 @@ SameDeviceBackend::WorkPtr SameDeviceBackend::recvAnysource(Tensors& tensors, in
 SameDeviceBackend::WorkPtr SameDeviceBackend::receive(Tensors& tensors, std::optional<Rank> from, int tag) {
   const at::Tensor tensor = only(tensors);
   const auto type = from ? c10d::OpType::RECV : c10d::OpType::RECVANYSOURCE;
-  auto work = c10::make_intrusive<CallWork>(getRank(), type, tensors);
+  auto work = newWork(type, tensors);
   pointToPoint_->receive(tensor, from, tag, timeout(), [work](const absl::Status& status, Rank source) {
     work->setSource(source);
     work->complete(status);

@@ -23,7 +23,9 @@ namespace dtorch {
 /// Sends and receives go beside them, in any order.
 ///
 /// Thread: safe. Owns: two threads, "dtorch-comm" and "dtorch-p2p".
-/// Errors: c10::ValueError for INVALID_ARGUMENT, c10::DistBackendError for the rest, thrown by Work::wait().
+/// Errors: c10::ValueError for INVALID_ARGUMENT, c10::DistBackendError for the rest, thrown by Work::wait() of all
+/// ranks:
+///   a call that one of them cannot make fails on the others too.
 class SameDeviceBackend final : public c10d::Backend {
  public:
   /// All ranks meet through `store`. Throws c10::DistBackendError when they do not.
@@ -35,6 +37,11 @@ class SameDeviceBackend final : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
 
   const std::string getBackendName() const override { return "dtorch"; }
+  /// What this object's calls between the two start is one work, done when all of it is, and failed with the first
+  /// error. Each of them runs as it would by itself, so that one may also be waited for in between.
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
@@ -79,6 +86,7 @@ class SameDeviceBackend final : public c10d::Backend {
                     CpuThreadGroup& group, std::unique_ptr<PointToPoint> pointToPoint);
   WorkPtr receive(Tensors& tensors, std::optional<Rank> from, int tag);
   WorkPtr submit(c10d::OpType type, Tensors outputs, std::chrono::milliseconds timeout, bool async, Call call);
+  c10::intrusive_ptr<CallWork> newWork(c10d::OpType type, Tensors outputs);
   std::chrono::milliseconds timeout();
   void run(Job& job);
   void loop();
@@ -95,6 +103,8 @@ class SameDeviceBackend final : public c10d::Backend {
   bool busy_ = false;
   bool stopping_ = false;
   std::uint64_t submitted_ = 0;
+  /// Of the calls since startCoalescing().
+  std::optional<std::vector<c10::intrusive_ptr<CallWork>>> coalesced_;
   std::thread thread_;
 };
 

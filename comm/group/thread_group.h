@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "comm/exchange/group_backend.h"
 #include "core/placement.h"
 
 namespace dtorch {
@@ -28,6 +29,8 @@ class ThreadGroup {
   virtual ~ThreadGroup() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  /// Chosen by where the group's ranks are.
+  virtual GroupBackend backend() const = 0;
 
   virtual absl::StatusOr<at::Tensor> allReduce(const at::Tensor& input, ReduceOp op, const CallTag& tag) = 0;
   /// Concatenates all ranks' tensors along `dim`; `lengths[r]` is rank r's extent there, the other extents are equal.

@@ -183,7 +183,7 @@ void Executor::frameDone(Rank rank, const v1::FrameDone& done) {
                                                " done, which it does not have or has reported before")));
   }
   if (!frame->missing.empty()) return;
-  frame->segments.clear();
+  frame->memory.clear();
   const bool hadCredit = hasCredit(group);
   group.operators -= frame->operators;
   group.bytes -= frame->bytes;
@@ -247,11 +247,11 @@ v1::WorkerCommand* Executor::appendOperator(GroupId group, OperatorNumber* numbe
   return command;
 }
 
-v1::WorkerCommand* Executor::appendCommand(GroupId group, std::uint64_t bytes, Segment segment) {
+v1::WorkerCommand* Executor::appendCommand(GroupId group, std::uint64_t bytes, std::shared_ptr<const void> memory) {
   v1::WorkerCommand* command = append(group);
   openCost_.bytes += bytes + kCommandBytes;
   at(group).bytes += bytes + kCommandBytes;
-  if (segment.size() > 0) openCost_.segments.push_back(std::move(segment));
+  if (memory != nullptr) openCost_.memory.push_back(std::move(memory));
   return command;
 }
 

@@ -76,8 +76,8 @@ class Executor {
 
   /// A new operator at the end of the stream of `group`; its number comes back in `number`.
   v1::WorkerCommand* appendOperator(GroupId group, OperatorNumber* number);
-  /// A new command that is no operator. `bytes` counts against the credit; `segment` lives until all ranks are done.
-  v1::WorkerCommand* appendCommand(GroupId group, std::uint64_t bytes = 0, Segment segment = {});
+  /// A new command that is no operator. `bytes` counts against the credit; `memory` is kept until all ranks are done.
+  v1::WorkerCommand* appendCommand(GroupId group, std::uint64_t bytes = 0, std::shared_ptr<const void> memory = {});
   /// The workers of `group` that are left drop their parts of `operands`.
   void discard(GroupId group, const std::vector<OperandId>& operands);
   /// The workers of `group` forget the session's random state.
@@ -107,7 +107,7 @@ class Executor {
     std::uint64_t operators = 0;
     std::uint64_t bytes = 0;
     std::vector<Rank> missing;  // have not reported it done
-    std::vector<Segment> segments;
+    std::vector<std::shared_ptr<const void>> memory;
   };
   struct Group {
     std::vector<Rank> ranks;

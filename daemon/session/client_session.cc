@@ -1,6 +1,7 @@
 #include "daemon/session/client_session.h"
 
 #include <google/protobuf/util/json_util.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <exception>
@@ -22,6 +23,23 @@ constexpr std::uint64_t kMaxOpenValueBytes = 256u << 20;
 // How long one request may hold up other sessions, and status().
 constexpr std::chrono::milliseconds kTurn(20);
 constexpr int kCommandsBetweenClocks = 32;
+
+/// Tells a client that the memory of its put is its own again.
+class PutLease {
+ public:
+  PutLease(std::shared_ptr<SessionChannel> channel, TensorId tensor) : channel_(std::move(channel)), tensor_(tensor) {}
+  PutLease(const PutLease&) = delete;
+  PutLease& operator=(const PutLease&) = delete;
+  ~PutLease() {
+    auto message = std::make_shared<v1::DaemonMessage>();
+    message->mutable_put_taken()->set_tensor(tensor_);
+    channel_->send(std::move(message));
+  }
+
+ private:
+  const std::shared_ptr<SessionChannel> channel_;
+  const TensorId tensor_;
+};
 
 void sendResult(SessionChannel* channel, FutureId future, const TensorMeta* meta) {
   auto message = std::make_shared<v1::DaemonMessage>();
@@ -123,6 +141,8 @@ void ClientSession::hello(const v1::ClientHello& hello) {
   greeted_ = true;
   sync_ = hello.sync();
   client_ = printable(hello.client(), 256);
+  const PeerCredentials peer = channel_->peer();
+  opensSegments_ = peer.uid == static_cast<std::int64_t>(::geteuid()) && peer.pid > 0 && peer.pid == hello.pid();
   auto message = std::make_shared<v1::DaemonMessage>();
   v1::Welcome* welcome = message->mutable_welcome();
   welcome->set_protocol(kProtocolVersion);
@@ -131,6 +151,7 @@ void ClientSession::hello(const v1::ClientHello& hello) {
   welcome->set_world_size(services_->worldSize);
   welcome->set_device_type(v1::DEVICE_TYPE_CPU);
   welcome->set_daemon_pid(getpid());
+  welcome->set_opens_segments(opensSegments_);
   channel_->send(std::move(message));
 }
 
@@ -176,6 +197,9 @@ bool ClientSession::run(const v1::Command& command) {
       return synchronize(command.synchronize());
     case v1::Command::kCancelGet:
       cancel(command.cancel_get().future());
+      return true;
+    case v1::Command::kStreamValue:
+      services_->futures->stream(id_, command.stream_value().future());
       return true;
     case v1::Command::OTHER_NOT_SET:
       break;
@@ -445,9 +469,14 @@ bool ClientSession::redistribute(const v1::Command& command) {
 
 bool ClientSession::put(const v1::Put& put, std::uint32_t site) {
   if (incoming_ == nullptr) {
-    incoming_ = std::make_unique<IncomingPut>(put, site);
+    incoming_ = std::make_unique<IncomingPut>(
+        put, site, put.has_segment() ? std::make_shared<PutLease>(channel_, put.tensor()) : nullptr);
     absl::StatusOr<TensorLayout> layout = checkPut(put, definitions_);
     absl::Status status = layout.status();
+    // Only its own: what it names is opened with this user's rights.
+    if (status.ok() && put.has_segment() && (!opensSegments_ || put.segment().pid() != channel_->peer().pid)) {
+      status = absl::InvalidArgumentError("a put names a segment that is not the client's, or cannot be opened here");
+    }
     if (status.ok()) {
       const TensorLayout* interned = services_->layouts->intern(*std::move(layout));
       tensors_.setIncoming(interned);
@@ -502,7 +531,7 @@ bool ClientSession::finishPut() {
       groups_.insert(group);
       const OperandId operand = nextOperand_++;
       v1::Upload upload = incoming.takeUpload(operand);
-      *services_->executor->appendCommand(group, incoming.totalBytes(), incoming.takeSegment())->mutable_upload() =
+      *services_->executor->appendCommand(group, incoming.totalBytes(), incoming.takeMemory())->mutable_upload() =
           std::move(upload);
       tensors_.add(incoming.tensor(), {operand, incoming.layout(), nullptr, nullptr});
     }
@@ -555,7 +584,7 @@ bool ClientSession::get(const v1::Command& command) {
   fetch->set_operand(operand);
   fetch->set_rank(wanted.local() ? wanted.rank() : deviceMesh.ranks()[0]);
   fetch->set_future(services_->futures->await(id_, channel_, wanted.future(), group, operand,
-                                              static_cast<std::uint64_t>(layout->meta.bytes())));
+                                              static_cast<std::uint64_t>(layout->meta.bytes()), wanted.by_ticket()));
   if (plan != nullptr) services_->executor->appendCommand(group)->mutable_discard()->add_operands(operand);
   return true;
 }

@@ -110,7 +110,8 @@ class ClientSession {
   std::shared_ptr<SessionChannel> channel_;
   SessionServices* services_;
   bool greeted_ = false;
-  bool sync_ = false;  // its client hears of each error before it goes on
+  bool opensSegments_ = false;  // of the client's
+  bool sync_ = false;           // its client hears of each error before it goes on
   bool closed_ = false;
   bool held_ = false;  // not read from, because it does not read
   std::string client_;

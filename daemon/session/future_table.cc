@@ -12,13 +12,15 @@ namespace {
 constexpr std::size_t kChunkBytes = 1u << 20;
 // Held back while the client has this much to read: bounds what a slow reader keeps in the daemon.
 constexpr std::size_t kQueueBytes = 8u << 20;
+// Of a session, in the workers' memory: what goes beyond is sent on. One value may be larger.
+constexpr std::uint64_t kMaxLentBytes = 1u << 30;
 
 }  // namespace
 
 FutureId FutureTable::await(SessionId session, std::shared_ptr<SessionChannel> channel, FutureId clientFuture,
-                            GroupId group, OperandId operand, std::uint64_t bytes) {
+                            GroupId group, OperandId operand, std::uint64_t bytes, bool byTicket) {
   const FutureId fetch = next_++;
-  pending_[fetch] = {session, std::move(channel), clientFuture, group, operand, bytes};
+  pending_[fetch] = {session, std::move(channel), clientFuture, group, operand, bytes, byTicket};
   Waiting& waiting = waiting_[session];
   waiting.fetches[clientFuture] = fetch;
   waiting.bytes += bytes;
@@ -29,9 +31,9 @@ bool FutureTable::awaits(SessionId session, FutureId clientFuture) const {
   const auto it = waiting_.find(session);
   if (it == waiting_.end()) return false;
   const std::deque<Transfer>& transfers = it->second.transfers;
-  return it->second.fetches.contains(clientFuture) ||
+  return it->second.fetches.contains(clientFuture) || it->second.lent.contains(clientFuture) ||
          std::any_of(transfers.begin(), transfers.end(),
-                     [&](const Transfer& transfer) { return transfer.pending.clientFuture == clientFuture; });
+                     [&](const Transfer& transfer) { return transfer.value.pending.clientFuture == clientFuture; });
 }
 
 std::uint64_t FutureTable::openBytes(SessionId session) const {
@@ -50,7 +52,7 @@ void FutureTable::close(SessionId session, std::uint64_t bytes) {
   const auto it = waiting_.find(session);
   if (it == waiting_.end()) return;
   it->second.bytes -= bytes;
-  if (it->second.fetches.empty() && it->second.transfers.empty()) waiting_.erase(it);
+  if (it->second.fetches.empty() && it->second.transfers.empty() && it->second.lent.empty()) waiting_.erase(it);
 }
 
 OperandId FutureTable::operandOf(FutureId fetch) const {
@@ -85,14 +87,9 @@ void FutureTable::resolve(Rank rank, const v1::FetchedValue& value, OperandFailu
     failure = std::make_shared<OperandFailure>(OperandFailure{fromWire(value.error()), value.error().operator_name(),
                                                               value.error().rank() - 1, value.error().site()});
   }
-  Segment segment;
-  if (failure == nullptr && value.has_segment()) {
-    absl::StatusOr<Segment> opened = Segment::open(fromWire(value.segment()));
-    if (opened.ok()) {
-      segment = *std::move(opened);
-    } else {
-      failure = std::make_shared<OperandFailure>(OperandFailure{opened.status(), "", rank, ""});
-    }
+  absl::StatusOr<TensorMeta> meta = fromWire(value.meta());
+  if (failure == nullptr && !meta.ok()) {
+    failure = std::make_shared<OperandFailure>(OperandFailure{meta.status(), "", rank, ""});
   }
   if (failure != nullptr) {
     if (value.has_segment()) release(rank, value.future());
@@ -101,10 +98,14 @@ void FutureTable::resolve(Rank rank, const v1::FetchedValue& value, OperandFailu
     return;
   }
   if (value.has_segment()) {
-    const SessionId session = pending.session;
-    waiting_[session].transfers.push_back(
-        {std::move(pending), rank, value.future(), std::move(segment), value.meta(), 0});
-    continueTransfers(session);
+    LargeValue large{std::move(pending),        rank,         value.future(),
+                     fromWire(value.segment()), value.meta(), static_cast<std::uint64_t>(meta->bytes())};
+    const std::uint64_t lent = waiting_[large.pending.session].lentBytes;
+    if (large.pending.byTicket && value.has_ticket() && (lent == 0 || lent + large.bytes <= kMaxLentBytes)) {
+      lend(std::move(large), value.ticket());
+    } else {
+      transfer(std::move(large));
+    }
     return;
   }
   close(pending.session, pending.bytes);
@@ -117,19 +118,62 @@ void FutureTable::resolve(Rank rank, const v1::FetchedValue& value, OperandFailu
   pending.channel->send(std::move(message));
 }
 
+void FutureTable::lend(LargeValue value, const v1::ValueTicket& ticket) {
+  const Pending& pending = value.pending;
+  auto message = std::make_shared<v1::DaemonMessage>();
+  v1::FutureResult* result = message->mutable_result();
+  result->set_future(pending.clientFuture);
+  *result->mutable_ticket() = ticket;
+  result->set_done(true);
+  pending.channel->send(std::move(message));
+  const SessionId session = pending.session;
+  const std::uint64_t bytes = pending.bytes;
+  Waiting& waiting = waiting_[session];
+  waiting.lentBytes += value.bytes;
+  waiting.lent.emplace(pending.clientFuture, std::move(value));
+  close(session, bytes);
+}
+
+void FutureTable::transfer(LargeValue value) {
+  absl::StatusOr<Segment> segment = Segment::open(value.segment);
+  if (segment.ok() && segment->size() < value.bytes) segment = absl::InternalError("a value exceeds its segment");
+  const SessionId session = value.pending.session;
+  if (!segment.ok()) {
+    OperandFailure failure{segment.status(), "", value.rank, ""};
+    release(value);
+    close(session, value.pending.bytes);
+    return sendError(value.pending.channel.get(), value.pending.clientFuture, &failure);
+  }
+  waiting_[session].transfers.push_back({std::move(value), *std::move(segment), 0});
+  continueTransfers(session);
+}
+
+void FutureTable::stream(SessionId session, FutureId clientFuture) {
+  const auto it = waiting_.find(session);
+  if (it == waiting_.end()) return;
+  const auto found = it->second.lent.find(clientFuture);
+  if (found == it->second.lent.end()) return;
+  LargeValue value = std::move(found->second);
+  it->second.lent.erase(found);
+  it->second.lentBytes -= value.bytes;
+  it->second.bytes += value.pending.bytes;  // open again
+  transfer(std::move(value));
+}
+
 bool FutureTable::advance(Transfer* transfer) {
-  const std::uint64_t total = transfer->segment.size();
-  while (transfer->pending.channel->queuedBytes() < kQueueBytes) {
+  const std::uint64_t total = transfer->value.bytes;
+  const Pending& pending = transfer->value.pending;
+  while (pending.channel->queuedBytes() < kQueueBytes) {
     const std::uint64_t bytes = std::min<std::uint64_t>(kChunkBytes, total - transfer->offset);
     auto message = std::make_shared<v1::DaemonMessage>();
     v1::FutureResult* result = message->mutable_result();
-    result->set_future(transfer->pending.clientFuture);
-    if (transfer->offset == 0) *result->mutable_meta() = transfer->meta;
+    result->set_future(pending.clientFuture);
+    if (transfer->offset == 0) *result->mutable_meta() = transfer->value.meta;
     result->set_offset(transfer->offset);
     result->set_data(transfer->segment.data() + transfer->offset, bytes);
     transfer->offset += bytes;
     result->set_done(transfer->offset == total);
-    transfer->pending.channel->send(std::move(message));
+    pending.channel->send(std::move(message));
     if (transfer->offset == total) return true;
   }
   return false;
@@ -141,8 +185,8 @@ void FutureTable::continueTransfers(SessionId session) {
   std::deque<Transfer>& transfers = it->second.transfers;
   std::uint64_t sent = 0;
   while (!transfers.empty() && advance(&transfers.front())) {
-    release(transfers.front().rank, transfers.front().fetch);
-    sent += transfers.front().pending.bytes;
+    release(transfers.front().value);
+    sent += transfers.front().value.pending.bytes;
     transfers.pop_front();
   }
   close(session, sent);
@@ -157,13 +201,18 @@ void FutureTable::cancel(SessionId session, FutureId clientFuture) {
     cancelled += take(pending_.find(fetch->second)).bytes;
   }
   for (auto transfer = waiting.transfers.begin(); transfer != waiting.transfers.end();) {
-    if (transfer->pending.clientFuture != clientFuture) {
+    if (transfer->value.pending.clientFuture != clientFuture) {
       ++transfer;
       continue;
     }
-    release(transfer->rank, transfer->fetch);
-    cancelled += transfer->pending.bytes;
+    release(transfer->value);
+    cancelled += transfer->value.pending.bytes;
     transfer = waiting.transfers.erase(transfer);
+  }
+  if (const auto lent = waiting.lent.find(clientFuture); lent != waiting.lent.end()) {
+    release(lent->second);
+    waiting.lentBytes -= lent->second.bytes;
+    waiting.lent.erase(lent);
   }
   close(session, cancelled);
 }
@@ -184,7 +233,8 @@ void FutureTable::dropSession(SessionId session) {
   const auto found = waiting_.find(session);
   if (found == waiting_.end()) return;
   for (const auto& [clientFuture, fetch] : found->second.fetches) pending_.erase(fetch);
-  for (const Transfer& transfer : found->second.transfers) release(transfer.rank, transfer.fetch);
+  for (const Transfer& transfer : found->second.transfers) release(transfer.value);
+  for (const auto& [clientFuture, value] : found->second.lent) release(value);
   waiting_.erase(found);
 }
 

@@ -14,8 +14,8 @@
 
 namespace dtorch {
 
-/// Futures that clients await: each is resolved exactly once, with a value or an error. Large values are sent on as
-/// fast as the client takes them.
+/// Futures that clients await: each is resolved exactly once, with a value or an error. Large values are lent to
+/// clients of this host, where the worker has put them, and sent on to others as fast as they take them.
 ///
 /// Thread: the controller loop's.
 class FutureTable {
@@ -24,8 +24,9 @@ class FutureTable {
 
   /// A value of `bytes` that a worker is asked for; the returned number is the Fetch's. `group` is whose loss ends the
   /// wait. `clientFuture` must not be awaited already.
+  /// `byTicket`: a large value may be lent.
   FutureId await(SessionId session, std::shared_ptr<SessionChannel> channel, FutureId clientFuture, GroupId group,
-                 OperandId operand, std::uint64_t bytes);
+                 OperandId operand, std::uint64_t bytes, bool byTicket);
   bool awaits(SessionId session, FutureId clientFuture) const;
   /// Bytes of values that the session has asked for and not been sent.
   std::uint64_t openBytes(SessionId session) const;
@@ -33,7 +34,10 @@ class FutureTable {
   void resolve(Rank rank, const v1::FetchedValue& value, OperandFailurePtr failure);
   /// The operand that a pending number waits for; 0 when there is none.
   OperandId operandOf(FutureId fetch) const;
+  /// The client does not want the value, or has done with what was lent.
   void cancel(SessionId session, FutureId clientFuture);
+  /// The client cannot reach what was lent: sends it on. Does nothing when there is no such value.
+  void stream(SessionId session, FutureId clientFuture);
   /// Fails whatever waits for a group that has an error.
   void failBrokenGroups(Rank rank);
   void dropSession(SessionId session);
@@ -51,23 +55,35 @@ class FutureTable {
     GroupId group = 0;
     OperandId operand = 0;
     std::uint64_t bytes = 0;
+    bool byTicket = false;
   };
-  // A large value on its way to a client.
-  struct Transfer {
+  // A large value, where its worker has put it.
+  struct LargeValue {
     Pending pending;
     Rank rank = 0;
     FutureId fetch = 0;
-    Segment segment;
+    SegmentRef segment;
     v1::TensorMeta meta;
+    std::uint64_t bytes = 0;  // of `segment`, which may be larger
+  };
+  // One on its way to a client.
+  struct Transfer {
+    LargeValue value;
+    Segment segment;
     std::uint64_t offset = 0;
   };
   // What one session waits for.
   struct Waiting {
     absl::flat_hash_map<FutureId, FutureId> fetches;  // by the client's number
     std::deque<Transfer> transfers;
+    absl::flat_hash_map<FutureId, LargeValue> lent;  // by the client's number
     std::uint64_t bytes = 0;
+    std::uint64_t lentBytes = 0;
   };
+  void lend(LargeValue value, const v1::ValueTicket& ticket);
+  void transfer(LargeValue value);
   bool advance(Transfer* transfer);
+  void release(const LargeValue& value) { release(value.rank, value.fetch); }
   void release(Rank rank, FutureId fetch);
   /// Takes one out of pending_; what it waits for is open no more.
   Pending take(absl::flat_hash_map<FutureId, Pending>::iterator it);

@@ -68,10 +68,21 @@ absl::Status IncomingPut::open(const v1::Put& put, const TensorLayout* layout) {
   toWire(layout->placements, upload_.mutable_placements());
   upload_.set_parts(put.parts());
   *upload_.mutable_part_shapes() = put.part_shapes();
+  if (put.has_segment()) {
+    if (put.segment().bytes() < totalBytes_) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a segment of ", put.segment().bytes(), " bytes was given for a tensor of ", totalBytes_));
+    }
+    *upload_.mutable_segment() = put.segment();
+    upload_.set_client_segment(true);
+    return absl::OkStatus();
+  }
   if (totalBytes_ <= kInlineBytes) return absl::OkStatus();
   absl::StatusOr<Segment> segment = Segment::reserve("dtorch-put", totalBytes_);
   if (!segment.ok()) return segment.status();
-  segment_ = *std::move(segment);
+  segment_ = std::make_shared<Segment>(*std::move(segment));
+  memory_ = segment_;
+  toWire(segment_->ref(), upload_.mutable_segment());
   return absl::OkStatus();
 }
 
@@ -85,20 +96,20 @@ absl::Status IncomingPut::checkNext(const v1::PutChunk& chunk) const {
 absl::Status IncomingPut::receive(const std::string& data) {
   const std::uint64_t offset = std::exchange(received_, received_ + data.size());
   if (failure != nullptr || data.empty()) return absl::OkStatus();
-  if (segment_.size() == 0) {
+  if (segment_ == nullptr) {
     upload_.mutable_inline_bytes()->append(data);
     return absl::OkStatus();
   }
-  if (absl::Status status = segment_.commit(offset, data.size()); !status.ok()) {
-    segment_ = {};
+  if (absl::Status status = segment_->commit(offset, data.size()); !status.ok()) {
+    segment_.reset();
+    memory_.reset();
     return status;
   }
-  std::memcpy(segment_.data() + offset, data.data(), data.size());
+  std::memcpy(segment_->data() + offset, data.data(), data.size());
   return absl::OkStatus();
 }
 
 v1::Upload IncomingPut::takeUpload(OperandId operand) {
-  if (segment_.size() > 0) toWire(segment_.ref(), upload_.mutable_segment());
   upload_.set_operand(operand);
   return std::move(upload_);
 }

@@ -21,10 +21,16 @@ absl::StatusOr<TensorLayout> checkPut(const v1::Put& put, const Definitions& def
 /// Thread: the controller loop's.
 class IncomingPut {
  public:
-  IncomingPut(const v1::Put& put, std::uint32_t site)
-      : tensor_(put.tensor()), site_(site), totalBytes_(put.total_bytes()) {}
+  /// `lease` is let go when a segment of the client's has been read, or will not be.
+  IncomingPut(const v1::Put& put, std::uint32_t site, std::shared_ptr<const void> lease)
+      : tensor_(put.tensor()),
+        site_(site),
+        totalBytes_(put.total_bytes()),
+        received_(put.has_segment() ? totalBytes_ : 0),
+        memory_(std::move(lease)) {}
 
-  /// Prepares for bytes of a tensor of this layout. RESOURCE_EXHAUSTED: no memory for it.
+  /// Prepares for bytes of a tensor of this layout. RESOURCE_EXHAUSTED: no memory for it. INVALID_ARGUMENT: its own
+  /// segment does not hold it.
   absl::Status open(const v1::Put& put, const TensorLayout* layout);
   /// Takes the next bytes. INVALID_ARGUMENT: they are not those.
   absl::Status checkNext(const v1::PutChunk& chunk) const;
@@ -37,9 +43,9 @@ class IncomingPut {
   std::uint64_t totalBytes() const { return totalBytes_; }
   /// Null: it was refused.
   const TensorLayout* layout() const { return layout_; }
-  /// Its bytes, once complete: the command for the workers, and the segment that must live until they have run it.
+  /// Its bytes, once complete: the command for the workers, and the memory that must live until they have run it.
   v1::Upload takeUpload(OperandId operand);
-  Segment takeSegment() { return std::move(segment_); }
+  std::shared_ptr<const void> takeMemory() { return std::move(memory_); }
 
   bool waiting = false;       // complete, but its group is not usable yet
   OperandFailurePtr failure;  // the bytes that still come are swallowed
@@ -48,10 +54,11 @@ class IncomingPut {
   const TensorId tensor_;
   const std::uint32_t site_;
   const std::uint64_t totalBytes_;
-  std::uint64_t received_ = 0;
+  std::uint64_t received_;
   const TensorLayout* layout_ = nullptr;
   v1::Upload upload_;
-  Segment segment_;
+  std::shared_ptr<Segment> segment_;  // for bytes that come in pieces
+  std::shared_ptr<const void> memory_;
 };
 
 }  // namespace dtorch

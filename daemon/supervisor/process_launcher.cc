@@ -36,6 +36,8 @@ std::vector<std::string> commandLine(const std::string& binary, const WorkerSpec
                                       spec.reportEndpoint,
                                       "--supervisor",
                                       spec.supervisorTarget,
+                                      "--values",
+                                      spec.valuesPath,
                                       "--threads",
                                       absl::StrCat(spec.threads),
                                       "--heartbeat-interval-ms",

@@ -18,6 +18,7 @@ struct WorkerSpec {
   std::string frameEndpoint;
   std::string reportEndpoint;
   std::string supervisorTarget;
+  std::string valuesPath;  // where clients of this host get large values
   int threads = 1;
   std::chrono::milliseconds heartbeatInterval{1000};
   std::chrono::milliseconds commTimeout{600000};

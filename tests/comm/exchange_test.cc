@@ -1,7 +1,10 @@
 // The engine below tensors, by threads on one block of memory: also run under the thread sanitizer.
 #include "comm/exchange/exchange.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -31,7 +34,8 @@ const ReduceKernel kAddInts{addInts, sizeof(int)};
 
 /// Runs `body` as each rank of a group on zeroed memory.
 void runGroup(int ranks, const std::function<void(Exchange&)>& body,
-              std::chrono::milliseconds timeout = std::chrono::seconds(30)) {
+              std::chrono::milliseconds timeout = std::chrono::seconds(30),
+              GroupBackend backend = GroupBackend::kMemory) {
   const std::size_t bytes = Arena::bytesFor(ranks);
   struct Free {
     void operator()(void* p) const { std::free(p); }
@@ -45,8 +49,11 @@ void runGroup(int ranks, const std::function<void(Exchange&)>& body,
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
-      Exchange exchange(arena, r, std::vector<ProcessWatch>(names.size()), std::make_shared<PeerMemory>(nullptr),
-                        timeout);
+      std::vector<ProcessWatch> watches(names.size());
+      // As if rank 0 were of another process; no memory is shared, so that what is large goes through chunks.
+      if (backend == GroupBackend::kFile) watches[0] = *ProcessWatch::open(::getpid());
+      Exchange exchange(arena, r, std::move(watches), std::make_shared<PeerMemory>(nullptr), timeout);
+      if (exchange.backend() != backend) std::abort();
       body(exchange);
     });
   }
@@ -70,8 +77,9 @@ std::byte* bytes(std::vector<int>& v) { return reinterpret_cast<std::byte*>(v.da
 }  // namespace
 
 TEST_CASE("threads reduce, spread and swap in turn") {
+  const auto backend = GENERATE(GroupBackend::kMemory, GroupBackend::kFile);
   for (const int ranks : {1, 2, 5}) {
-    runGroup(ranks, [ranks](Exchange& exchange) {
+    const auto inTurn = [ranks](Exchange& exchange) {
       for (const std::size_t count : {1, 100, 50000}) {
         const std::vector<int> mine = values(exchange.self(), count);
         std::vector<int> sum(count);
@@ -92,7 +100,8 @@ TEST_CASE("threads reduce, spread and swap in turn") {
         right = right && sum[0] == 1000 * ranks * (ranks - 1) / 2;
         if (!right) std::abort();
       }
-    });
+    };
+    runGroup(ranks, inTurn, std::chrono::seconds(30), backend);
   }
 }
 
@@ -122,6 +131,50 @@ TEST_CASE("breaking a group from another thread ends its calls") {
     if (exchange.self() == 0) return exchange.lockstep().breakGroup(absl::AbortedError("enough"));
     if (exchange.barrier(callOf(CallKind::kBarrier)) != absl::AbortedError("enough")) std::abort();
   });
+}
+
+TEST_CASE("ranks that break a group at once all see one reason, whole") {
+  constexpr int kRanks = 2;
+  constexpr int kRounds = 300;
+  const std::size_t bytes = Arena::bytesFor(kRanks);
+  std::vector<std::uint64_t> memory(bytes / sizeof(std::uint64_t) + 16);
+  void* aligned = memory.data();
+  std::size_t room = memory.size() * sizeof(std::uint64_t);
+  REQUIRE(std::align(128, bytes, aligned, room) != nullptr);
+  const Arena arena = Arena::format(static_cast<std::byte*>(aligned), {10, 11});
+  std::array<std::atomic<int>, 3 * kRounds> arrived{};
+  const auto meet = [&arrived](int point) {
+    ++arrived[static_cast<std::size_t>(point)];
+    for (int spin = 0; arrived[static_cast<std::size_t>(point)] < kRanks; ++spin) {
+      if (spin > 1000) std::this_thread::yield();
+    }
+  };
+  std::array<absl::Status, kRanks> seen;
+  std::atomic<int> wrong = 0;
+  const auto rank = [&](int self) {
+    // Another one each round, so that what is left of the last one shows.
+    const auto reasonOf = [](int of, int round) {
+      return std::string(2000, static_cast<char>('a' + 13 * of + round % 13));
+    };
+    for (int round = 0; round < kRounds; ++round) {
+      const absl::Status mine = absl::InternalError(reasonOf(self, round));
+      Lockstep lockstep(arena, self, std::vector<ProcessWatch>(kRanks));
+      meet(3 * round);
+      lockstep.breakGroup(mine);
+      seen[static_cast<std::size_t>(self)] = lockstep.broken();
+      meet(3 * round + 1);
+      if (self == 0) {
+        const bool whole = seen[0].message() == reasonOf(0, round) || seen[0].message() == reasonOf(1, round);
+        if (!whole || seen[0] != seen[1]) ++wrong;
+        arena.breaker() = 0;
+      }
+      meet(3 * round + 2);
+    }
+  };
+  std::thread other([&] { rank(1); });
+  rank(0);
+  other.join();
+  CHECK(wrong == 0);
 }
 
 TEST_CASE("a rank that does not come is named at the deadline") {

@@ -2,18 +2,16 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <cstring>
-#include <filesystem>
 #include <string>
 #include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/catch.h"
+#include "tests/comm/footprint.h"
 #include "tests/comm/ranks.h"
 
 namespace dtorch::testing {
@@ -59,6 +57,13 @@ void killed(RankContext& context) {
     context.check(context.manager.group({context.rank}).ok(), "no group after a death");
   }
   const auto took = Clock::now() - start;
+  if (!world.ok() && context.size > 2) {
+    // The survivors can go on without it. None leaves before: a slow one would name it instead.
+    std::vector<Rank> survivors = context.all();
+    survivors.pop_back();
+    const auto rest = context.manager.group(survivors);
+    context.check(rest.ok() && (*rest)->barrier({}).ok(), "no group of those that are left");
+  }
   context.check(took < std::chrono::seconds(10), "it took too long");
   context.check(absl::IsUnavailable(status) &&
                     absl::StrContains(status.message(), absl::StrCat("rank ", context.size - 1)) &&
@@ -119,64 +124,37 @@ void concurrentLookups(RankContext& context) {
 }
 const RankRole kConcurrentLookups("concurrent lookups", concurrentLookups);
 
-/// Two processes with two ranks each, as threads, in one group.
-void mixed(RankContext& context) {
-  std::vector<std::unique_ptr<ThreadGroupManager>> managers;
-  at::Tensor mine = at::empty({2, static_cast<std::int64_t>(sizeof(PeerRef))}, at::kByte);
-  for (int i = 0; i < 2; ++i) {
-    managers.push_back(*ThreadGroupManager::create(2 * context.rank + i, std::chrono::seconds(20)));
-    std::memcpy(mine[i].mutable_data_ptr(), &managers.back()->self(), sizeof(PeerRef));
-  }
-  const at::Tensor all = *context.world().allGather(mine, 0, {2, 2}, {});
-  std::vector<PeerRef> peers(4);
-  std::memcpy(peers.data(), all.const_data_ptr(), all.nbytes());
-  std::array<std::string, 2> failures;
-  std::vector<std::thread> threads;
-  for (std::size_t i = 0; i < 2; ++i) {
-    threads.emplace_back([&, i] {
-      const Rank rank = 2 * context.rank + static_cast<Rank>(i);
-      managers[i]->setPeers(peers, 1);
-      auto group = managers[i]->group({3, 1, 0, 2});
-      if (!group.ok()) {
-        failures[i] = group.status().ToString();
-        return;
-      }
-      for (const std::int64_t count : {5, 100000}) {
-        const auto sum = (*group)->allReduce(at::full({count}, rank + 1.0), ReduceOp::kSum, {});
-        if (!sum.ok() || !sum->eq(10).all().item<bool>()) failures[i] += "all_reduce ";
-        const auto rows = (*group)->allGather(at::full({count}, rank), 0, {count, count, count, count}, {});
-        const at::Tensor order = at::tensor({3, 1, 0, 2}).repeat_interleave(count);
-        if (!rows.ok() || !at::equal(*rows, order)) failures[i] += "all_gather ";
-        std::vector<at::Tensor> sends;
-        for (const Rank to : {3, 1, 0, 2}) sends.push_back(at::full({count}, 10 * rank + to));
-        const auto got = (*group)->allToAll(sends, std::vector<std::vector<std::int64_t>>(4, {count}), {});
-        const at::Tensor wanted = 10 * order + rank;
-        if (!got.ok() || !at::equal(at::cat(*got), wanted)) failures[i] += "all_to_all ";
-        const auto reduced =
-            (*group)->reduceScatter(at::full({4 * count}, rank), ReduceOp::kMax, 0, {count, count, count, count}, {});
-        if (!reduced.ok() || !reduced->eq(3).all().item<bool>()) failures[i] += "reduce_scatter ";
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  context.check((failures[0] + failures[1]).empty(), failures[0] + failures[1]);
-  context.check(context.world().barrier({}).ok(), "barrier");
-}
-const RankRole kMixed("mixed", mixed);
-
-std::size_t openDescriptors() {
-  const std::filesystem::directory_iterator begin("/proc/self/fd");
-  return static_cast<std::size_t>(std::distance(begin, std::filesystem::directory_iterator{}));
-}
-
+/// Small ones and, each eleventh time, large ones.
 void manyCalls(RankContext& context) {
   ThreadGroup& group = context.world();
-  const at::Tensor input = at::ones({100});
-  const std::size_t before = openDescriptors();
-  for (int i = 0; i < 10000; ++i) {
-    if (!group.allReduce(input, ReduceOp::kSum, {}).ok()) return context.check(false, "a call failed");
+  const std::vector<std::int64_t> lengths(static_cast<std::size_t>(context.size), 100);
+  const at::Tensor small = at::ones({100});
+  const at::Tensor large = at::ones({60000});
+  Footprint before;
+  for (int i = 0; i < 12000; ++i) {
+    if (i == 2000) before = Footprint::now();
+    const at::Tensor& input = i % 11 == 0 ? large : small;
+    bool right = false;
+    switch (i % 4) {
+      case 0:
+        right = group.allReduce(input, ReduceOp::kSum, {}).ok();
+        break;
+      case 1:
+        right = group.allGather(small, 0, lengths, {}).ok();
+        break;
+      case 2:
+        right = group.broadcast(input, i % context.size, {}).ok();
+        break;
+      default:
+        right = group
+                    .allToAll(std::vector<at::Tensor>(lengths.size(), input),
+                              std::vector<std::vector<std::int64_t>>(lengths.size(), {input.numel()}), {})
+                    .ok();
+    }
+    if (!right) return context.check(false, absl::StrCat("call ", i, " failed"));
   }
-  context.check(openDescriptors() == before, "calls leave descriptors open");
+  const std::string growth = Footprint::now().growthSince(before);
+  context.check(growth.empty(), growth);
 }
 const RankRole kManyCalls("many calls", manyCalls);
 
@@ -208,12 +186,27 @@ TEST_CASE("abort ends the wait for a group") { expectRanks(Mode::kThreads, 2, "m
 
 TEST_CASE("threads of a rank ask for groups at once") { expectRanks(Mode::kThreads, 3, "concurrent lookups"); }
 
-TEST_CASE("a group of threads and processes") {
-  expectRanks(Mode::kProcesses, 2, "mixed");
-  expectRanks(Mode::kProcesses, 2, "mixed", "shared");
+TEST_CASE("10,000 calls leave nothing behind") {
+  for (const char* memory : {"", "shared"}) expectRanks(Mode::kProcesses, 2, "many calls", memory);
 }
 
-TEST_CASE("10,000 calls leave nothing behind") { expectRanks(Mode::kProcesses, 2, "many calls"); }
+TEST_CASE("1,000 groups, one after the other, leave nothing behind") {
+  std::vector<std::unique_ptr<ThreadGroupManager>> managers;
+  std::vector<PeerRef> peers;
+  for (Rank rank = 0; rank < 2; ++rank) {
+    managers.push_back(*ThreadGroupManager::create(rank, std::chrono::seconds(20)));
+    peers.push_back(managers.back()->self());
+  }
+  Footprint before;
+  for (std::uint64_t epoch = 1; epoch <= 1000; ++epoch) {
+    if (epoch == 100) before = Footprint::now();
+    for (auto& manager : managers) manager->setPeers(peers, epoch);
+    std::thread other([&] { CHECK(managers[1]->group({0, 1}).ok()); });
+    CHECK(managers[0]->group({0, 1}).ok());
+    other.join();
+  }
+  CHECK(Footprint::now().growthSince(before) == "");
+}
 
 TEST_CASE("groups are rebuilt with a new epoch") {
   std::vector<std::unique_ptr<ThreadGroupManager>> managers;

@@ -6,8 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
@@ -27,15 +27,26 @@ std::map<std::string, RankBody>& roles() {
   return all;
 }
 
-std::string runBody(Rank rank, int size, ThreadGroupManager& manager, const std::string& role,
-                    const std::string& argument) {
-  RankContext context{rank, size, manager, argument, ""};
-  try {
-    roles().at(role)(context);
-  } catch (const std::exception& e) {
-    context.failures += absl::StrCat("threw: ", e.what(), "\n");
+using Managers = std::vector<std::unique_ptr<ThreadGroupManager>>;
+
+/// Runs the role as the ranks of `managers`, which know their peers, and returns the failures of each.
+std::vector<std::string> runBodies(int size, const Managers& managers, const std::string& role,
+                                   const std::string& argument) {
+  std::vector<std::string> failures(managers.size());
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < managers.size(); ++i) {
+    threads.emplace_back([&, i] {
+      RankContext context{managers[i]->self().rank, size, *managers[i], argument, ""};
+      try {
+        roles().at(role)(context);
+      } catch (const std::exception& e) {
+        context.failures += absl::StrCat("threw: ", e.what(), "\n");
+      }
+      failures[i] = context.failures;
+    });
   }
-  return context.failures;
+  for (std::thread& thread : threads) thread.join();
+  return failures;
 }
 
 void require(bool condition, const char* what) {
@@ -57,14 +68,16 @@ bool readAll(int fd, void* data, std::size_t bytes) {
   return true;
 }
 
-/// A started rank: it says who it is on descriptor 3, is told of its peers on 4, and reports its failures on 3.
+/// A started process of some ranks: it says who they are on descriptor 3, is told of their peers on 4, and reports
+/// failures on 3.
 struct Child {
   pid_t pid = 0;
+  int ranks = 0;
   int from = -1;
   int to = -1;
 };
 
-Child start(Rank rank, int size, const std::string& role, const std::string& argument,
+Child start(Rank first, int ranks, int size, const std::string& role, const std::string& argument,
             std::chrono::milliseconds timeout) {
   std::array<int, 2> from{};
   std::array<int, 2> to{};
@@ -76,7 +89,8 @@ Child start(Rank rank, int size, const std::string& role, const std::string& arg
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, out, 3);
   posix_spawn_file_actions_adddup2(&actions, in, 4);
-  std::vector<std::string> environment = {absl::StrCat("DTORCH_TEST_RANK=", rank),
+  std::vector<std::string> environment = {absl::StrCat("DTORCH_TEST_RANK=", first),
+                                          absl::StrCat("DTORCH_TEST_RANKS=", ranks),
                                           absl::StrCat("DTORCH_TEST_SIZE=", size),
                                           absl::StrCat("DTORCH_TEST_ROLE=", role),
                                           absl::StrCat("DTORCH_TEST_ARGUMENT=", argument),
@@ -87,7 +101,7 @@ Child start(Rank rank, int size, const std::string& role, const std::string& arg
   for (char** entry = environ; *entry != nullptr; ++entry) envp.push_back(*entry);
   envp.push_back(nullptr);
   std::string program = "/proc/self/exe";
-  std::string test = "runs as one rank";
+  std::string test = "runs as ranks";
   std::string quiet = "--out=/dev/null";
   std::array<char*, 4> argv = {program.data(), test.data(), quiet.data(), nullptr};
   Child child;
@@ -95,19 +109,26 @@ Child start(Rank rank, int size, const std::string& role, const std::string& arg
   posix_spawn_file_actions_destroy(&actions);
   for (const int fd : {out, in, from[1], to[0]}) ::close(fd);
   require(error == 0, "posix_spawn");
+  child.ranks = ranks;
   child.from = from[0];
   child.to = to[1];
   return child;
 }
 
-std::vector<RankOutcome> runProcesses(int size, const std::string& role, const std::string& argument,
+std::vector<RankOutcome> runProcesses(int size, int ranksEach, const std::string& role, const std::string& argument,
                                       std::chrono::milliseconds timeout) {
   std::vector<Child> children;
-  for (Rank rank = 0; rank < size; ++rank) children.push_back(start(rank, size, role, argument, timeout));
+  for (Rank rank = 0; rank < size; rank += ranksEach) {
+    children.push_back(start(rank, std::min(ranksEach, size - rank), size, role, argument, timeout));
+  }
   std::vector<PeerRef> peers(static_cast<std::size_t>(size));
   bool complete = true;
-  for (std::size_t i = 0; i < peers.size(); ++i)
-    complete = readAll(children[i].from, &peers[i], sizeof(PeerRef)) && complete;
+  std::size_t known = 0;
+  for (const Child& child : children) {
+    const auto ranks = static_cast<std::size_t>(child.ranks);
+    complete = readAll(child.from, &peers[known], ranks * sizeof(PeerRef)) && complete;
+    known += ranks;
+  }
   for (const Child& child : children) {
     if (complete) writeAll(child.to, peers.data(), peers.size() * sizeof(PeerRef));
   }
@@ -121,7 +142,7 @@ std::vector<RankOutcome> runProcesses(int size, const std::string& role, const s
     ::close(child.from);
     ::close(child.to);
     ::waitpid(child.pid, &outcome.status, 0);
-    outcomes.push_back(std::move(outcome));
+    outcomes.insert(outcomes.end(), static_cast<std::size_t>(child.ranks), outcome);
   }
   return outcomes;
 }
@@ -129,22 +150,15 @@ std::vector<RankOutcome> runProcesses(int size, const std::string& role, const s
 std::vector<RankOutcome> runThreads(int size, const std::string& role, const std::string& argument,
                                     std::chrono::milliseconds timeout) {
   at::set_num_threads(1);  // ranks are the parallelism here, as in processes
-  std::vector<std::unique_ptr<ThreadGroupManager>> managers;
+  Managers managers;
   std::vector<PeerRef> peers;
   for (Rank rank = 0; rank < size; ++rank) {
     managers.push_back(*ThreadGroupManager::create(rank, timeout));
     peers.push_back(managers.back()->self());
   }
   for (auto& manager : managers) manager->setPeers(peers, 1);
-  std::vector<RankOutcome> outcomes(managers.size());
-  std::vector<std::thread> threads;
-  for (Rank rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      const auto i = static_cast<std::size_t>(rank);
-      outcomes[i].failures = runBody(rank, size, *managers[i], role, argument);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  std::vector<RankOutcome> outcomes;
+  for (std::string& failures : runBodies(size, managers, role, argument)) outcomes.push_back({0, std::move(failures)});
   return outcomes;
 }
 
@@ -176,7 +190,7 @@ RankRole::RankRole(const std::string& name, RankBody body) { roles()[name] = std
 std::vector<RankOutcome> runRanks(Mode mode, int size, const std::string& role, const std::string& argument,
                                   std::chrono::milliseconds timeout) {
   return mode == Mode::kThreads ? runThreads(size, role, argument, timeout)
-                                : runProcesses(size, role, argument, timeout);
+                                : runProcesses(size, mode == Mode::kMixed ? 2 : 1, role, argument, timeout);
 }
 
 void expectRanks(Mode mode, int size, const std::string& role, const std::string& argument) {
@@ -188,23 +202,30 @@ void expectRanks(Mode mode, int size, const std::string& role, const std::string
   }
 }
 
-TEST_CASE("runs as one rank", "[.]") {
-  int rank = 0;
+TEST_CASE("runs as ranks", "[.]") {
+  int first = 0;
+  int ranks = 0;
   int size = 0;
   int timeout = 0;
-  REQUIRE(absl::SimpleAtoi(environment("DTORCH_TEST_RANK"), &rank));
+  REQUIRE(absl::SimpleAtoi(environment("DTORCH_TEST_RANK"), &first));
+  REQUIRE(absl::SimpleAtoi(environment("DTORCH_TEST_RANKS"), &ranks));
   REQUIRE(absl::SimpleAtoi(environment("DTORCH_TEST_SIZE"), &size));
   REQUIRE(absl::SimpleAtoi(environment("DTORCH_TEST_TIMEOUT_MS"), &timeout));
   if (environment("DTORCH_TEST_ARGUMENT").starts_with("shared")) installSharedAllocator();
-  auto manager = ThreadGroupManager::create(rank, std::chrono::milliseconds(timeout));
-  REQUIRE(manager.ok());
-  writeAll(3, &(*manager)->self(), sizeof(PeerRef));
+  Managers managers;
+  for (Rank rank = first; rank < first + ranks; ++rank) {
+    auto manager = ThreadGroupManager::create(rank, std::chrono::milliseconds(timeout));
+    REQUIRE(manager.ok());
+    writeAll(3, &(*manager)->self(), sizeof(PeerRef));
+    managers.push_back(*std::move(manager));
+  }
   std::vector<PeerRef> peers(static_cast<std::size_t>(size));
   REQUIRE(readAll(4, peers.data(), peers.size() * sizeof(PeerRef)));
-  (*manager)->setPeers(peers, 1);
-  const std::string failures =
-      runBody(rank, size, **manager, environment("DTORCH_TEST_ROLE"), environment("DTORCH_TEST_ARGUMENT"));
-  if (!failures.empty()) writeAll(3, failures.data(), std::min<std::size_t>(failures.size(), 60000));
+  for (auto& manager : managers) manager->setPeers(peers, 1);
+  for (const std::string& failures :
+       runBodies(size, managers, environment("DTORCH_TEST_ROLE"), environment("DTORCH_TEST_ARGUMENT"))) {
+    if (!failures.empty()) writeAll(3, failures.data(), std::min<std::size_t>(failures.size(), 30000));
+  }
 }
 
 }  // namespace dtorch::testing

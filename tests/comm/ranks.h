@@ -24,8 +24,11 @@ struct RankContext {
   void check(bool condition, const std::string& what);
 };
 
-enum class Mode { kThreads, kProcesses };
-inline const char* name(Mode mode) { return mode == Mode::kThreads ? "threads" : "processes"; }
+/// Threads of this process, a process for each rank, or processes of two ranks each (the last one may have one).
+enum class Mode { kThreads, kProcesses, kMixed };
+inline const char* name(Mode mode) {
+  return mode == Mode::kThreads ? "threads" : mode == Mode::kProcesses ? "processes" : "threads of processes";
+}
 
 /// A body that can run in a process of its own is registered under a name, with a static object.
 using RankBody = std::function<void(RankContext&)>;
@@ -34,8 +37,9 @@ struct RankRole {
 };
 
 struct RankOutcome {
-  /// Exit status of the process as waitpid gives it; 0 for threads.
+  /// Exit status of its process as waitpid gives it; 0 for threads.
   int status = 0;
+  /// Those of all ranks of its process.
   std::string failures;
 };
 

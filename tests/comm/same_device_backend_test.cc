@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "tests/catch.h"
+#include "tests/comm/footprint.h"
 #include "tests/comm/ranks.h"
 
 namespace dtorch::testing {
@@ -194,6 +195,195 @@ void backendCollectives(RankContext& context) {
   }
 }
 const RankRole kBackendCollectives("backend collectives", backendCollectives);
+
+/// Blocks as torch.distributed's _coalescing_manager makes them: around one coalesced call, around the sends and
+/// receives of batch_isend_irecv, and, when it is given a device, around calls of any kind.
+void coalesced(RankContext& context) {
+  const auto backend = openBackend(context);
+  const int n = context.size;
+  const int me = context.rank;
+  context.check(backend->supportsCoalescing(), "batch_isend_irecv does not make blocks");
+  // Three tensors of different dtypes; `scale` sizes them.
+  const auto valuesOf = [](int rank, std::int64_t rows, int scale) {
+    return Tensors{valueOf(rank, {scale * rows, 2}), valueOf(rank, {scale * 3}).to(at::kInt),
+                   valueOf(rank, {scale * rows}).remainder(3).to(at::kHalf)};
+  };
+  const auto sumOf = [&](std::int64_t rows, int scale) {
+    Tensors sums = valuesOf(0, rows, scale);
+    for (int r = 1; r < n; ++r) {
+      const Tensors theirs = valuesOf(r, rows, scale);
+      for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += theirs[i];
+    }
+    return sums;
+  };
+  const auto zerosLike = [](const Tensors& tensors) {
+    Tensors zeros;
+    for (const at::Tensor& tensor : tensors) zeros.push_back(at::zeros_like(tensor));
+    return zeros;
+  };
+  for (const std::int64_t rows : {0, 3, 60000 / n}) {
+    for (const bool async : {false, true}) {
+      const auto block = [&](const char* what, const auto& calls, const Tensors& got, const Tensors& wanted) {
+        backend->startCoalescing();
+        calls();
+        const auto work = backend->endCoalescing();
+        const std::string error = errorOf(work);
+        bool same = error.empty() && work->isCompleted() && work->isSuccess();
+        for (std::size_t i = 0; same && i < wanted.size(); ++i) same = at::equal(got[i], wanted[i]);
+        context.check(same, absl::StrCat(what, " of ", rows, " rows, async ", async, ": ", error));
+      };
+      {
+        c10d::AllreduceCoalescedOptions options;
+        options.asyncOp = async;
+        Tensors tensors = valuesOf(me, rows, 1);
+        block(
+            "all_reduce_coalesced", [&] { backend->allreduce_coalesced(tensors, options); }, tensors, sumOf(rows, 1));
+        Tensors largest = valuesOf(me, rows, 1);
+        Tensors wanted = valuesOf(0, rows, 1);
+        for (int r = 1; r < n; ++r) {
+          const Tensors theirs = valuesOf(r, rows, 1);
+          for (std::size_t i = 0; i < wanted.size(); ++i) wanted[i] = at::maximum(wanted[i], theirs[i]);
+        }
+        options.reduceOp = c10d::ReduceOp::MAX;
+        block(
+            "all_reduce_coalesced, max", [&] { backend->allreduce_coalesced(largest, options); }, largest, wanted);
+      }
+      {
+        c10d::AllgatherOptions options;
+        options.asyncOp = async;
+        Tensors inputs = valuesOf(me, rows, 1);
+        Tensors wanted;
+        for (std::size_t i = 0; i < inputs.size(); ++i) {
+          Tensors all;
+          for (int r = 0; r < n; ++r) all.push_back(valuesOf(r, rows, 1)[i]);
+          wanted.push_back(at::cat(all));
+        }
+        Tensors outputs = zerosLike(wanted);
+        block(
+            "all_gather_into_tensor_coalesced",
+            [&] { backend->allgather_into_tensor_coalesced(outputs, inputs, options); }, outputs, wanted);
+      }
+      {
+        c10d::ReduceScatterOptions options;
+        options.asyncOp = async;
+        Tensors inputs = valuesOf(me, rows, n);
+        Tensors wanted;
+        for (const at::Tensor& sum : sumOf(rows, n)) {
+          wanted.push_back(sum.narrow(0, me * (sum.size(0) / n), sum.size(0) / n));
+        }
+        Tensors outputs = zerosLike(wanted);
+        block(
+            "reduce_scatter_tensor_coalesced",
+            [&] { backend->reduce_scatter_tensor_coalesced(outputs, inputs, options); }, outputs, wanted);
+      }
+      {
+        // To both neighbours, two of each tag; those of one tag arrive in order.
+        const int right = (me + 1) % n;
+        const int left = (me + n - 1) % n;
+        std::vector<Tensors> sends;
+        std::vector<Tensors> receives;
+        Tensors wanted;
+        const auto calls = [&] {
+          for (int i = 0; n > 1 && i < 4; ++i) {
+            for (const int peer : {right, left}) {
+              sends.push_back({valueOf(100 * me + peer, {rows, 3}) + i});
+              receives.push_back({at::zeros({rows, 3}, at::kDouble)});
+              wanted.push_back(valueOf(100 * peer + me, {rows, 3}) + i);
+            }
+          }
+          for (std::size_t i = 0; i < sends.size(); ++i) {
+            const int to = i % 2 == 0 ? right : left;
+            backend->send(sends[i], to, static_cast<int>(i / 4));
+            backend->recv(receives[i], to, static_cast<int>(i / 4));
+          }
+        };
+        Tensors got;
+        block("batch_isend_irecv", calls, got, {});
+        for (std::size_t i = 0; i < receives.size(); ++i) {
+          context.check(at::equal(receives[i][0], wanted[i]), absl::StrCat("batched message ", i));
+        }
+      }
+      {
+        Tensors sent = {valueOf(me, {rows, 2})};
+        at::Tensor square = valueOf(me, {n * rows, 2});
+        at::Tensor turned = at::zeros({n * rows, 2}, at::kDouble);
+        Tensors summed = {valueOf(me, {5})};
+        Tensors pieces;
+        for (int r = 0; r < n; ++r) pieces.push_back(valueOf(r, {n * rows, 2}).narrow(0, me * rows, rows));
+        const auto calls = [&] {
+          c10d::BroadcastOptions broadcast;
+          broadcast.rootRank = n - 1;
+          broadcast.asyncOp = async;
+          // Without asyncOp torch.distributed waits for the call in the block.
+          const auto work = backend->broadcast(sent, broadcast);
+          if (!async) context.check(errorOf(work).empty(), "a wait in the block");
+          Splits even;
+          c10d::AllToAllOptions swap;
+          swap.asyncOp = true;
+          backend->alltoall_base(turned, square, even, even, swap);
+          c10d::AllreduceOptions sum;
+          sum.asyncOp = true;
+          backend->allreduce(summed, sum);
+        };
+        Tensors all;
+        for (int r = 0; r < n; ++r) all.push_back(valueOf(r, {5}));
+        block("calls of several kinds", calls, {sent[0], turned, summed[0]},
+              {valueOf(n - 1, {rows, 2}), at::cat(pieces), at::stack(all).sum(0)});
+      }
+    }
+  }
+  backend->startCoalescing();
+  bool thrown = false;
+  try {
+    backend->startCoalescing();
+  } catch (const c10::DistBackendError&) {
+    thrown = true;
+  }
+  context.check(thrown, "a block in a block");
+  const auto nothing = backend->endCoalescing();
+  context.check(errorOf(nothing).empty() && nothing->result().empty(), "an empty block");
+  thrown = false;
+  try {
+    backend->endCoalescing();
+  } catch (const c10::DistBackendError&) {
+    thrown = true;
+  }
+  context.check(thrown, "the end of no block");
+  context.check(errorOf(backend->barrier({})).empty(), "barrier");  // nobody leaves before
+}
+const RankRole kCoalesced("coalesced", coalesced);
+
+/// What one rank cannot do is an error on all, at once and harmless; the rest of a coalesced call is done.
+void wrongArguments(RankContext& context) {
+  const auto backend = openBackend(context);
+  const int n = context.size;
+  const bool wrong = context.rank == 0;
+  const auto check = [&](const char* what, const c10::intrusive_ptr<c10d::Work>& work) {
+    const auto start = std::chrono::steady_clock::now();
+    const std::string error = errorOf(work);
+    context.check(absl::StrContains(error, "INVALID_ARGUMENT"), absl::StrCat(what, ": ", error));
+    context.check(std::chrono::steady_clock::now() - start < std::chrono::seconds(1), absl::StrCat(what, " took long"));
+    context.check(errorOf(backend->barrier({})).empty(), absl::StrCat("after ", what));
+  };
+  at::Tensor input = at::ones({2});
+  at::Tensor output = at::zeros({2 * n + (wrong ? 1 : 0)});
+  check("all_gather", backend->_allgather_base(output, input, {}));
+  Tensors inputs = {input, input, input};
+  Tensors outputs = {at::zeros({2 * n}), output, at::zeros({2 * n})};
+  backend->startCoalescing();
+  backend->allgather_into_tensor_coalesced(outputs, inputs, {});
+  check("all_gather_into_tensor_coalesced", backend->endCoalescing());
+  context.check(at::equal(outputs[0], at::ones({2 * n})) && at::equal(outputs[2], at::ones({2 * n})),
+                "the rest of a coalesced call");
+  Tensors several(wrong ? 2 : 1, input);
+  check("broadcast", backend->broadcast(several, {}));
+  Splits sends(static_cast<std::size_t>(wrong ? n + 1 : n), 1);
+  Splits receives(static_cast<std::size_t>(n), 1);
+  at::Tensor from = at::ones({static_cast<std::int64_t>(sends.size())});
+  at::Tensor to = at::ones({n});
+  check("all_to_all", backend->alltoall_base(to, from, receives, sends, {}));
+}
+const RankRole kWrongArguments("wrong arguments", wrongArguments);
 
 /// Every reduce operation of c10d; integers and floats.
 void backendReductions(RankContext& context) {
@@ -424,12 +614,53 @@ void abortedBackend(RankContext& context) {
 }
 const RankRole kAbortedBackend("aborted backend", abortedBackend);
 
+/// Calls, sends and blocks: nothing grows.
+void manyOperations(RankContext& context) {
+  const auto backend = openBackend(context);
+  const int peer = 1 - context.rank;
+  Footprint before;
+  for (int i = 0; i < 6000; ++i) {
+    if (i == 1000) before = Footprint::now();
+    Tensors tensor = {at::ones({i % 11 == 0 ? 60000 : 100})};
+    Tensors received = {at::zeros_like(tensor[0])};
+    c10d::AllreduceOptions options;
+    options.asyncOp = i % 2 == 0;
+    std::string error = errorOf(backend->allreduce(tensor, options));
+    backend->startCoalescing();
+    backend->send(tensor, peer, 0);
+    backend->recv(received, peer, 0);
+    error += errorOf(backend->endCoalescing());
+    if (!error.empty()) return context.check(false, error);
+  }
+  const std::string growth = Footprint::now().growthSince(before);
+  context.check(growth.empty(), growth);
+  context.check(errorOf(backend->barrier({})).empty(), "barrier");
+}
+const RankRole kManyOperations("many operations", manyOperations);
+
 }  // namespace
+
+TEST_CASE("10,000 operations of the backend leave nothing behind", "[backend]") {
+  for (const char* memory : {"plain", "shared"}) expectBackend(Mode::kProcesses, 2, "many operations", memory);
+}
 
 TEST_CASE("the backend's collectives", "[backend]") {
   for (const int size : {1, 2, 3, 8}) expectBackend(Mode::kThreads, size, "backend collectives");
   expectBackend(Mode::kProcesses, 2, "backend collectives");
   expectBackend(Mode::kProcesses, 3, "backend collectives", "shared");
+}
+
+TEST_CASE("coalesced calls", "[backend]") {
+  for (const int size : {1, 2, 3, 4, 8, 64}) expectBackend(Mode::kThreads, size, "coalesced");
+  for (const int size : {2, 3, 4}) {
+    for (const char* memory : {"plain", "shared"}) expectBackend(Mode::kProcesses, size, "coalesced", memory);
+  }
+  expectBackend(Mode::kMixed, 4, "coalesced");
+}
+
+TEST_CASE("what one rank cannot do is an error on all", "[backend]") {
+  expectBackend(Mode::kThreads, 3, "wrong arguments");
+  expectBackend(Mode::kProcesses, 2, "wrong arguments");
 }
 
 TEST_CASE("the backend's reduce operations", "[backend]") {

@@ -4,8 +4,6 @@
 
 #include <csignal>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -13,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "comm/store/shared_allocator.h"
 #include "tests/catch.h"
+#include "tests/comm/footprint.h"
 #include "tests/comm/ranks.h"
 
 namespace dtorch::testing {
@@ -151,37 +150,14 @@ void sessions(RankContext& context) {
 }
 const RankRole kSessions("sessions", sessions);
 
-std::size_t residentPages() {
-  std::ifstream statm("/proc/self/statm");
-  std::size_t total = 0;
-  std::size_t resident = 0;
-  statm >> total >> resident;
-  return resident;
-}
-
-std::size_t openDescriptors() {
-  const std::filesystem::directory_iterator begin("/proc/self/fd");
-  return static_cast<std::size_t>(std::distance(begin, std::filesystem::directory_iterator{}));
-}
-
-#ifdef __SANITIZE_ADDRESS__  // it keeps what is freed for a while
-constexpr bool kFreesAtOnce = false;
-#else
-constexpr bool kFreesAtOnce = true;
-#endif
-
-/// Every key is another one. Neither descriptors nor memory grow.
+/// Every key is another one. Nothing grows.
 void manyKeys(RankContext& context) {
   const auto store = openStore(context);
   const at::Tensor value = at::ones({30000});
-  std::size_t descriptors = 0;
-  std::size_t pages = 0;
+  Footprint before;
   for (int i = 0; i < 12000; ++i) {
     const std::string key = absl::StrCat("a key that is long enough to need memory of its own ", i);
-    if (i == 2000) {
-      descriptors = openDescriptors();
-      pages = residentPages();
-    }
+    if (i == 2000) before = Footprint::now();
     if (context.rank == 0) {
       if (!store->srcSet(key, value, 1).ok() || !store->srcWaitUntilGetFinished(key, in(20)).ok()) {
         return context.check(false, absl::StrCat("key ", i));
@@ -190,9 +166,8 @@ void manyKeys(RankContext& context) {
       return context.check(false, absl::StrCat("reading key ", i));
     }
   }
-  context.check(openDescriptors() == descriptors, "keys leave descriptors open");
-  context.check(!kFreesAtOnce || residentPages() < pages + 256,
-                absl::StrCat("memory grew by ", residentPages() - pages, " pages"));
+  const std::string growth = Footprint::now().growthSince(before);
+  context.check(growth.empty(), growth);
 }
 const RankRole kManyKeys("many keys", manyKeys);
 
@@ -248,6 +223,7 @@ TEST_CASE("tensors are handed over by key", "[store]") {
   for (const int size : {2, 4}) expectRanks(Mode::kThreads, size, "hand over");
   expectRanks(Mode::kProcesses, 3, "hand over");
   expectRanks(Mode::kProcesses, 3, "hand over", "shared");
+  for (const char* memory : {"", "shared"}) expectRanks(Mode::kMixed, 4, "hand over", memory);
 }
 
 TEST_CASE("a tensor in shared memory crosses without a copy", "[store]") {

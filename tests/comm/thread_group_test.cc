@@ -1,5 +1,6 @@
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -350,7 +351,55 @@ void aborting(RankContext& context) {
 }
 const RankRole kAborting("aborting", aborting);
 
+/// Four ranks, two a process: which backend each group gets, and that all of them are right side by side.
+void groupsByPlace(RankContext& context) {
+  const auto backendOf = [&](const std::vector<Rank>& ranks) {
+    auto group = context.manager.group(ranks);
+    if (!group.ok()) {
+      context.check(false, group.status().ToString());
+      return GroupBackend::kMemory;
+    }
+    for (const std::int64_t count : {5, 100000}) {
+      const std::string what = absl::StrCat(" of ", ranks.size(), " ranks, ", count);
+      at::Tensor sum = at::zeros({count}, at::kDouble);
+      std::vector<at::Tensor> all;
+      std::vector<at::Tensor> out;
+      std::vector<at::Tensor> wanted;
+      for (const Rank rank : ranks) {
+        all.push_back(inputOf(rank, {count}));
+        sum += all.back();
+        out.push_back(at::full({count}, 10 * context.rank + rank));
+        wanted.push_back(at::full({count}, 10 * rank + context.rank));
+      }
+      const at::Tensor mine = inputOf(context.rank, {count});
+      const auto reduced = (*group)->allReduce(mine, ReduceOp::kSum, {});
+      context.check(reduced.ok() && at::equal(*reduced, sum), "all_reduce" + what);
+      const std::vector<std::int64_t> parts(ranks.size(), count);
+      const auto gathered = (*group)->allGather(mine, 0, parts, {});
+      context.check(gathered.ok() && at::equal(*gathered, at::cat(all)), "all_gather" + what);
+      const auto swapped = (*group)->allToAll(out, std::vector<std::vector<std::int64_t>>(ranks.size(), {count}), {});
+      context.check(swapped.ok() && at::equal(at::cat(*swapped), at::cat(wanted)), "all_to_all" + what);
+    }
+    return (*group)->backend();
+  };
+  const Rank neighbour = context.rank ^ 1;
+  const Rank other = context.rank ^ 2;
+  context.check(
+      backendOf({std::min(context.rank, neighbour), std::max(context.rank, neighbour)}) == GroupBackend::kMemory,
+      "two ranks of one process are not in a group by address");
+  context.check(backendOf({std::max(context.rank, other), std::min(context.rank, other)}) == GroupBackend::kFile,
+                "ranks of two processes are in a group by address");
+  context.check(backendOf({3, 1, 0, 2}) == GroupBackend::kFile, "a mixed group is one by address");
+  context.check(backendOf({context.rank}) == GroupBackend::kMemory, "a group of one");
+  context.check(context.world().barrier({}).ok(), "barrier");
+}
+const RankRole kGroupsByPlace("groups by place", groupsByPlace);
+
 }  // namespace
+
+TEST_CASE("a group's backend follows from where its ranks are") {
+  for (const char* memory : {"", "shared"}) expectRanks(Mode::kMixed, 4, "groups by place", memory);
+}
 
 TEST_CASE("collectives of threads") {
   for (const int size : {1, 2, 3, 4, 8}) expectRanks(Mode::kThreads, size, "collectives");
@@ -361,16 +410,23 @@ TEST_CASE("collectives of processes") {
   expectRanks(Mode::kProcesses, 3, "collectives", "shared");
 }
 
+TEST_CASE("collectives of threads of processes") {
+  for (const int size : {3, 4, 8}) expectRanks(Mode::kMixed, size, "collectives");
+  expectRanks(Mode::kMixed, 3, "collectives", "shared");
+}
+
 TEST_CASE("reductions of all dtypes and operations") {
   for (const int size : {1, 2, 3, 8}) expectRanks(Mode::kThreads, size, "reductions");
   expectRanks(Mode::kProcesses, 2, "reductions");
   expectRanks(Mode::kProcesses, 2, "reductions", "shared");
+  expectRanks(Mode::kMixed, 3, "reductions");
 }
 
 TEST_CASE("movements of all dtypes") {
   for (const int size : {1, 2, 3, 8}) expectRanks(Mode::kThreads, size, "movements");
   expectRanks(Mode::kProcesses, 3, "movements");
   expectRanks(Mode::kProcesses, 2, "movements", "shared");
+  expectRanks(Mode::kMixed, 4, "movements", "shared");
 }
 
 TEST_CASE("64 ranks") {

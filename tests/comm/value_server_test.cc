@@ -99,6 +99,31 @@ TEST_CASE("a value goes to whoever asks, before or after it is there") {
   }
 }
 
+TEST_CASE("a segment that is used again is mapped once, and shared") {
+  const Folder folder;
+  auto server = *ValueServer::create(folder.socket());
+  const auto mapped = std::make_shared<MappedSegments>(4);
+  auto client = *ValueClient::connect(folder.socket(), mapped);
+  const std::shared_ptr<Snapshot> value = bytesOf(300000, 'x');
+  std::byte* address = nullptr;
+  for (const char content : {'a', 'b', 'c'}) {
+    std::memset(value->data(), content, 300000);
+    const ValueTicket ticket = server->announce();
+    REQUIRE(server->resolve(ticket.id, value).ok());
+    const SnapshotOr got = fetch(*client, ticket.id).get();
+    REQUIRE(got.ok());
+    CHECK(static_cast<char>(*(*got)->data()) == content);
+    if (address != nullptr) CHECK((*got)->data() == address);
+    address = (*got)->data();
+    server->withdraw(ticket.id);
+  }
+  CHECK(mapped->size() == 1);
+  CHECK_FALSE(client->ended());
+  server.reset();
+  for (int i = 0; i < 10000 && !client->ended(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(client->ended());
+}
+
 TEST_CASE("errors arrive with code and text") {
   const Folder folder;
   auto server = *ValueServer::create(folder.socket());
@@ -171,7 +196,7 @@ TEST_CASE("a client that does not read, or writes nonsense, hinders nobody") {
   for (std::uint64_t answers = 0; answers < 257;) {
     auto message = lazy.tryReceive();
     REQUIRE(message.ok());
-    if (*message && decodeReply(**std::move(message))) ++answers;
+    if (*message && decodeReply(**std::move(message), nullptr)) ++answers;
   }
 }
 

@@ -190,6 +190,7 @@ TEST_CASE("a worker gets its command line, four descriptors, a group of its own 
   spec.frameEndpoint = "ipc:///f";
   spec.reportEndpoint = "ipc:///r";
   spec.supervisorTarget = "unix:/s";
+  spec.valuesPath = "/v";
   REQUIRE(f.supervisor->launch(spec).ok());
   f.exits.wait();
   ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
@@ -197,10 +198,11 @@ TEST_CASE("a worker gets its command line, four descriptors, a group of its own 
   ::close(leaky);
   const std::string output = absl::StrJoin(f.supervisor->lastLines(1), "\n");
   CAPTURE(output);
-  CHECK(absl::StrContains(output,
-                          "args: --rank 1 --world-size 4 --device cpu --frames ipc:///f --reports ipc:///r "
-                          "--supervisor unix:/s --threads 1 --heartbeat-interval-ms 1000 --comm-timeout-ms 600000 "
-                          "--memory-limit 0 --lifetime-fd 3\n"));
+  CHECK(absl::StrContains(
+      output,
+      "args: --rank 1 --world-size 4 --device cpu --frames ipc:///f --reports ipc:///r "
+      "--supervisor unix:/s --values /v --threads 1 --heartbeat-interval-ms 1000 --comm-timeout-ms 600000 "
+      "--memory-limit 0 --lifetime-fd 3\n"));
   CHECK(absl::StrContains(output, "fds: 0 1 2 3 4\n"));  // 4 is ls's own: the folder
   // Ignored are 32 and 33 only, which glibc keeps to itself.
   CHECK(absl::StrContains(output, "signals: SigBlk: 0000000000000000 SigIgn: 0000000180000000\n"));

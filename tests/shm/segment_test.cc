@@ -100,7 +100,7 @@ TEST_CASE("the inode guards against a reused descriptor") {
   CHECK(Segment::open(ref).status().code() == absl::StatusCode::kNotFound);
 }
 
-TEST_CASE("an adopted descriptor is mapped privately, a strange one is refused") {
+TEST_CASE("an adopted descriptor is mapped privately or shared, a strange one is refused") {
   auto owner = Segment::create("dtorch-test", 10000);
   REQUIRE(owner.ok());
   owner->data()[9] = std::byte{9};
@@ -112,10 +112,27 @@ TEST_CASE("an adopted descriptor is mapped privately, a strange one is refused")
   CHECK(owner->data()[9] == std::byte{9});
   CHECK(adopted->data()[9] == std::byte{1});
 
+  auto shared = Segment::adopt(::fcntl(owner->ref().fd, F_DUPFD_CLOEXEC, 0));
+  REQUIRE(shared.ok());
+  shared->data()[9] = std::byte{2};
+  CHECK(owner->data()[9] == std::byte{2});
+
   const int file = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   CHECK(Segment::adoptPrivately(file).status().code() == absl::StatusCode::kInvalidArgument);
   struct stat info {};
   CHECK(::fstat(file, &info) != 0);  // closed with the refusal
+}
+
+TEST_CASE("a copy is made where others map it") {
+  std::vector<std::byte> bytes(300001);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7);
+  const auto copy = Segment::copyOf("dtorch-test", bytes.data(), bytes.size());
+  REQUIRE(copy.ok());
+  CHECK(std::memcmp(copy->data(), bytes.data(), bytes.size()) == 0);
+  const auto peer = Segment::open(copy->ref());
+  REQUIRE(peer.ok());
+  CHECK(std::memcmp(peer->data(), bytes.data(), bytes.size()) == 0);
+  CHECK(absl::IsInvalidArgument(Segment::copyOf("dtorch-test", nullptr, 0).status()));
 }
 
 TEST_CASE("an impossible size is RESOURCE_EXHAUSTED") {

@@ -133,6 +133,28 @@ TEST_CASE("mappings beyond the limit are given up, those in use stay usable") {
   CHECK(mapped.size() == 1);
   one->data()[3] = std::byte{3};
   CHECK(held->data()[3] == std::byte{3});
+
+  MappedSegments few(4, 6000);
+  REQUIRE(few.map(one->ref()).ok());
+  REQUIRE(few.map(two->ref()).ok());
+  CHECK(few.size() == 1);
+}
+
+TEST_CASE("a descriptor that comes again is the mapping of before, and is closed") {
+  auto owner = Segment::create("dtorch-test", 4096);
+  MappedSegments mapped(4);
+  const auto duplicate = [&owner] { return ::fcntl(owner->ref().fd, F_DUPFD_CLOEXEC, 0); };
+  const auto first = mapped.adopt(duplicate());
+  REQUIRE(first.ok());
+  const int again = duplicate();
+  const auto second = mapped.adopt(again);
+  REQUIRE(second.ok());
+  CHECK(*first == *second);
+  CHECK(::fcntl(again, F_GETFD) < 0);
+  owner->data()[5] = std::byte{5};
+  CHECK((*second)->data()[5] == std::byte{5});
+  CHECK(absl::IsInvalidArgument(mapped.adopt(::open("/dev/null", O_RDONLY | O_CLOEXEC)).status()));
+  CHECK(mapped.size() == 1);
 }
 
 }  // namespace dtorch
