@@ -24,6 +24,7 @@ namespace dtorch {
 struct ControllerOptions {
   ExecutorOptions executor;
   SessionLimits limits;
+  bool validate = false;  // the kernels of all sessions
 };
 
 /// The daemon's heart: sessions, plans and sockets under one mutex, so that all operators have one total order. A loop

@@ -113,6 +113,11 @@ const ConfigTable<DaemonConfig>& daemonConfigTable() {
            &C::sessionMaxBytes,
            {{1 << 20}, {1LL << 50}},
            "tensor bytes that a session may hold, each tensor counted once"},
+          {"session.validate",
+           &C::sessionValidate,
+           {},
+           "check what the kernels of all sessions read and write: for finding faults; a client can ask it for its "
+           "own"},
           {"comm.timeout", &C::commTimeout, {milliseconds(10), hours(24)}, "time limit of one collective"},
           {"log.level",
            &C::logLevel,

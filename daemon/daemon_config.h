@@ -33,6 +33,7 @@ struct DaemonConfig {
   ByteSize sessionMaxMessage{64LL << 20};
   std::int64_t sessionMaxTensors = 1 << 20;
   ByteSize sessionMaxBytes{64LL << 30};
+  bool sessionValidate = false;
 
   ByteSize workersMemory{0};
   std::chrono::milliseconds commTimeout = std::chrono::seconds(600);

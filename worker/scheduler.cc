@@ -27,8 +27,8 @@ absl::Status Scheduler::enqueue(v1::WorkerCommand& command, OperatorNumber numbe
     case v1::WorkerCommand::kDiscard:
       for (const OperandId id : command.discard().operands()) operands_.discard(id);
       if (const SessionId session = command.discard().ended_session(); session != 0) {
-        // After its last draw.
-        enqueueJob(StreamKind::kCompute, [session](KernelRunner& runner) { runner.randomStates().drop(session); });
+        // After its last operator.
+        enqueueJob(StreamKind::kCompute, [session](KernelRunner& runner) { runner.endSession(session); });
       }
       return absl::OkStatus();
     case v1::WorkerCommand::kFence: {
@@ -123,6 +123,7 @@ absl::Status Scheduler::runPlan(const v1::WorkerCommand& command, OperatorNumber
     task.number = number;
     task.site = command.site();
     task.session = sessionOf(command.first_output());
+    task.validate = command.validate();
     task.call = call;
     if (last) {
       task.operands = std::move(operands);

@@ -9,6 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "daemon/placement/rule.h"
 #include "daemon/placement/signature.h"
+#include "dispatch/own_operators.h"
 #include "proto/codec.h"
 
 namespace dtorch {
@@ -208,7 +209,13 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
   std::vector<Placements> placed(outputs.size());
   std::vector<int> sizeArguments;
   Placements wanted;  // of a factory
-  if (inputs.empty()) {
+  if (tellsOfItsRank(op.name)) {
+    if (!op.placements.empty()) return absl::InvalidArgumentError("its rows lie where they belong: give no placements");
+    wanted = Placements(static_cast<std::size_t>(meshDims), Placement::shard(0));
+    outputs[0] =
+        *makeMeta(outputs[0].dtype, {static_cast<std::int64_t>(mesh->mesh.ranks().size()), outputs[0].shape[1]});
+    placed[0] = wanted;
+  } else if (inputs.empty()) {
     wanted = op.placements.empty() ? allReplicate(meshDims) : op.placements;
     const int tensorDims = outputs.empty() ? 0 : static_cast<int>(outputs[0].shape.size());
     absl::StatusOr<Placements> normal = normalize(wanted, meshDims, tensorDims);

@@ -119,6 +119,7 @@ void ClientSession::hello(const v1::ClientHello& hello) {
   }
   greeted_ = true;
   sync_ = hello.sync();
+  validate_ = hello.validate() || services_->validate;
   client_ = printable(hello.client(), 256);
   auto message = std::make_shared<v1::DaemonMessage>();
   v1::Welcome* welcome = message->mutable_welcome();
@@ -282,6 +283,7 @@ OperandId ClientSession::publish(PlannedOperator* plan, absl::Span<const Operand
   nextOperand_ += static_cast<OperandId>(plan->wire.outputs_size());
   run->set_first_output(first);
   run->set_site(site);
+  if (validate_) run->set_validate(true);
   ++operators_;
   return first;
 }

@@ -104,6 +104,7 @@ class ClientSession {
   SessionServices* services_;
   bool greeted_ = false;
   bool sync_ = false;  // its client hears of each error before it goes on
+  bool validate_ = false;
   bool closed_ = false;
   bool held_ = false;  // not read from, because it does not read
   std::string client_;

@@ -22,6 +22,7 @@ struct WorkerSpec {
   std::chrono::milliseconds heartbeatInterval{1000};
   std::chrono::milliseconds commTimeout{600000};
   std::uint64_t memoryLimit = 0;  // bytes of large tensors; 0: none
+  std::string logLevel = "info";  // spdlog's name of the least important lines
 };
 
 /// A running worker. Thread: readOutput() and takeExit() are the supervisor thread's and may take their time; the
