@@ -16,7 +16,8 @@ struct MemoryStatistics {
 
 /// The columns of what dtorch::memory_stats returns.
 inline constexpr std::array<std::int64_t MemoryStatistics::*, 6> kMemoryColumns = {
-    &MemoryStatistics::allocatedBytes,    &MemoryStatistics::peakAllocatedBytes, &MemoryStatistics::reservedBytes,
-    &MemoryStatistics::peakReservedBytes, &MemoryStatistics::blocks,             &MemoryStatistics::blocksMade};
+    &MemoryStatistics::allocatedBytes, &MemoryStatistics::peakAllocatedBytes,
+    &MemoryStatistics::reservedBytes,  &MemoryStatistics::peakReservedBytes,
+    &MemoryStatistics::blocks,         &MemoryStatistics::blocksMade};
 
 }  // namespace dtorch

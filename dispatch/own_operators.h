@@ -10,9 +10,9 @@ namespace dtorch {
 /// Makes the operators of the namespace dtorch known to LibTorch's dispatcher:
 /// - dtorch::manual_seed(int seed) -> (), dtorch::get_rng_state() -> Tensor, dtorch::set_rng_state(Tensor state) -> ():
 ///   of the session's random state on the call's mesh; a state is torch.get_rng_state()'s.
-/// - dtorch::memory_stats() -> Tensor: each rank's MemoryStatistics, as a row of int64 (kMemoryColumns); dtorch::reset_peak_memory() ->
-///   (): the peaks become what is held now; dtorch::empty_cache() -> (): memory that is kept for later tensors goes back
-///   to the system.
+/// - dtorch::memory_stats() -> Tensor: each rank's MemoryStatistics, as a row of int64 (kMemoryColumns).
+/// - dtorch::reset_peak_memory() -> (): the peaks become what is held now.
+/// - dtorch::empty_cache() -> (): memory that is kept for later tensors goes back to the system.
 /// - dtorch::range_push(str name) -> (), dtorch::range_pop() -> (), dtorch::mark(str name) -> (): see OperatorHost.
 void registerOwnOperators();
 

@@ -23,7 +23,7 @@ struct SessionServices {
   FutureTable* futures = nullptr;
   int worldSize = 0;
   SessionLimits limits;
-  bool validate = false;  // session.validate
+  bool validate = false;     // session.validate
   std::uint64_t failed = 0;  // operators, over all sessions
   absl::node_hash_map<DeviceMesh, PlacedMesh> meshes;
   /// By name, arguments and mesh, serialised: sessions that call the same share plans.

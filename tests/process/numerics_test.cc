@@ -25,7 +25,9 @@ TEST_CASE("memory of each rank, now and at its peak") {
   REQUIRE(before->size() == 2);
   {
     // 8 MiB on each of two ranks, and as much for the sum.
-    const Tensor x = ones(*session, {4 * kMiB}, {.placements = {Placement::shard(0)}});
+    FactoryOptions rows;
+    rows.placements = {Placement::shard(0)};
+    const Tensor x = ones(*session, {4 * kMiB}, rows);
     const auto held = memoryStatistics(*session);
     REQUIRE(held.ok());
     for (std::size_t rank = 0; rank < 2; ++rank) {
