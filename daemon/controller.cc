@@ -65,6 +65,7 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::start(zmq::context_t* co
   services.futures = controller->futures_.get();
   services.worldSize = options.executor.worldSize;
   services.limits = options.limits;
+  services.validate = options.validate;
   services.policy = options.policy;
   controller->metadata_ = std::make_unique<MetadataService>(
       options.operatorLibraries, [raw = controller.get()](std::uint64_t number, MetadataAnswer answer) {
@@ -182,6 +183,8 @@ v1::StatusReply Controller::status() {
     out->set_done(worker.lastHeartbeat.done());
     out->set_resident_bytes(worker.lastHeartbeat.resident_bytes());
     out->set_tensor_bytes(worker.lastHeartbeat.tensor_bytes());
+    out->set_allocated_bytes(worker.lastHeartbeat.allocated_bytes());
+    out->set_peak_allocated_bytes(worker.lastHeartbeat.peak_allocated_bytes());
     out->set_detail(worker.detail);
     if (const auto it = lost_.find(worker.rank); it != lost_.end()) {
       out->set_state("dead");

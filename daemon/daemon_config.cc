@@ -113,6 +113,11 @@ const ConfigTable<DaemonConfig>& daemonConfigTable() {
            &C::sessionMaxBytes,
            {{1 << 20}, {1LL << 50}},
            "tensor bytes that a session may hold, each tensor counted once"},
+          {"session.validate",
+           &C::sessionValidate,
+           {},
+           "check what the kernels of all sessions read and write: for finding faults; a client can ask it for its "
+           "own"},
           {"operators.allow",
            &C::operatorsAllow,
            {},

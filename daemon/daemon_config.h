@@ -34,6 +34,7 @@ struct DaemonConfig {
   ByteSize sessionMaxMessage{64LL << 20};
   std::int64_t sessionMaxTensors = 1 << 20;
   ByteSize sessionMaxBytes{64LL << 30};
+  bool sessionValidate = false;
 
   std::vector<std::string> operatorsAllow;
   std::vector<std::string> operatorsDeny;

@@ -111,6 +111,7 @@ class Daemon {
     options.operatorLibraries = config_.operatorsLibraries;
     options.limits.maxTensors = static_cast<std::size_t>(config_.sessionMaxTensors);
     options.limits.maxBytes = static_cast<std::uint64_t>(config_.sessionMaxBytes.bytes);
+    options.validate = config_.sessionValidate;
 
     SupervisorOptions supervisorOptions;
     supervisorOptions.socketPath = absl::StrCat(config_.runtimeDir, "/supervisor.sock");
@@ -147,6 +148,8 @@ class Daemon {
       spec.commTimeout = config_.commTimeout;
       spec.memoryLimit = static_cast<std::uint64_t>(config_.workersMemory.bytes);
       spec.operatorLibraries = config_.operatorsLibraries;
+      const spdlog::string_view_t level = spdlog::level::to_string_view(levelOf(config_.logLevel));
+      spec.logLevel.assign(level.data(), level.size());
       if (absl::Status status = supervisor_->launch(spec); !status.ok()) return status;
     }
     return waitForWorkers();

@@ -1,6 +1,7 @@
 #include "dispatch/own_operators.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/tensor.h>
 #include <torch/library.h>
 
 #include <tuple>
@@ -40,9 +41,49 @@ at::Tensor rowsOrZeros(const at::Tensor& self, std::int64_t dim, const at::Tenso
   return self.index_select(dim, flat).masked_fill_(elsewhere.reshape(along), 0).reshape(shape);
 }
 
+thread_local OperatorHost* currentHost = nullptr;
+
+at::Tensor memoryStats() {
+  std::optional<MemoryStatistics> statistics = MemoryStatistics();
+  if (currentHost != nullptr) statistics = currentHost->memoryStatistics();
+  TORCH_CHECK(statistics,
+              "worker threads share the daemon's memory, which is not counted: set workers.mode to process");
+  std::vector<std::int64_t> row;
+  for (const auto column : kMemoryColumns) row.push_back((*statistics).*column);
+  return at::tensor(row, at::kLong).unsqueeze(0);
+}
+
+void resetPeakMemory() {
+  if (currentHost != nullptr) currentHost->resetPeakMemory();
+}
+
+void emptyCache() {
+  if (currentHost != nullptr) currentHost->releaseCachedMemory();
+}
+
+void rangePush(c10::string_view name) {
+  if (currentHost == nullptr) return;
+  TORCH_CHECK(currentHost->pushRange(std::string(name)),
+              "too many ranges are open in this session: range_pop ends one");
+}
+
+void rangePop() {
+  if (currentHost == nullptr) return;
+  TORCH_CHECK(currentHost->popRange(), "no range is open in this session: range_push begins one");
+}
+
+void mark(c10::string_view name) {
+  if (currentHost != nullptr) currentHost->mark(std::string(name));
+}
+
 }  // namespace
 
 void registerOwnOperators() {}  // the library below is linked with it
+
+bool tellsOfItsRank(const std::string& name) { return name == "dtorch::memory_stats"; }
+
+OperatorHostScope::OperatorHostScope(OperatorHost& host) { currentHost = &host; }
+OperatorHostScope::~OperatorHostScope() { currentHost = nullptr; }
 
 TORCH_LIBRARY(dtorch, library) {
   const std::vector<at::Tag> random = {at::Tag::nondeterministic_seeded, at::Tag::data_dependent_output};
@@ -56,6 +97,19 @@ TORCH_LIBRARY(dtorch, library) {
   library.impl("manual_seed", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(manualSeed));
   library.impl("get_rng_state", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(rngState));
   library.impl("set_rng_state", c10::DispatchKey::CPU, TORCH_FN(setRngState));
+
+  library.def("memory_stats() -> Tensor", {at::Tag::data_dependent_output});
+  library.def("reset_peak_memory() -> ()");
+  library.def("empty_cache() -> ()");
+  library.def("range_push(str name) -> ()");
+  library.def("range_pop() -> ()");
+  library.def("mark(str name) -> ()");
+  library.impl("memory_stats", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(memoryStats));
+  library.impl("reset_peak_memory", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(resetPeakMemory));
+  library.impl("empty_cache", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(emptyCache));
+  library.impl("range_push", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(rangePush));
+  library.impl("range_pop", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(rangePop));
+  library.impl("mark", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(mark));
 }
 
 }  // namespace dtorch

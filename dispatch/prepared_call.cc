@@ -137,6 +137,17 @@ absl::StatusOr<PreparedCall> PreparedCall::create(c10::OperatorHandle op, const 
   return call;
 }
 
+std::string PreparedCall::argumentOf(std::uint32_t index) const {
+  for (const Hole& hole : holes_) {
+    const std::string& argument = op_.schema().arguments()[hole.argument].name();
+    if (!hole.isList && hole.index == index) return argument;
+    for (std::size_t i = 0; i < hole.list.indices.size(); ++i) {
+      if (hole.list.indices[i] == index) return absl::StrCat(argument, "[", i, "]");
+    }
+  }
+  return "";
+}
+
 absl::Status PreparedCall::run(absl::Span<const at::Tensor> tensors, std::vector<at::Tensor>* outputs) const {
   try {
     torch::jit::Stack stack = constants_;

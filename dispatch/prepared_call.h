@@ -34,6 +34,10 @@ class PreparedCall {
   absl::Status run(absl::Span<const at::Tensor> tensors, std::vector<at::Tensor>* outputs) const;
 
   const c10::OperatorHandle& op() const { return op_; }
+  /// What the schema calls the argument that is, or holds, the tensor `index`: "self", "tensors[2]".
+  std::string argumentOf(std::uint32_t index) const;
+  /// The arguments but the tensors, which are None.
+  const torch::jit::Stack& constants() const { return constants_; }
 
  private:
   // An argument that is filled in at each run.

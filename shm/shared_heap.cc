@@ -101,15 +101,20 @@ bool SharedHeap::release(void* block) {
   };
   absorb(free, std::next(free));
   if (free != region.free.begin()) absorb(std::prev(free), free);
-  if (region.used.empty()) trimLocked();
+  if (region.used.empty()) trimLocked(cachedBytes_);
   return true;
 }
 
-void SharedHeap::trimLocked() {
+void SharedHeap::trim() {
+  const std::lock_guard lock(mutex_);
+  trimLocked(0);
+}
+
+void SharedHeap::trimLocked(std::size_t keptBytes) {
   std::size_t idle = 0;
   for (auto it = regions_.begin(); it != regions_.end();) {
     const std::size_t size = it->second.segment.size();
-    if (it->second.used.empty() && (idle += size) > cachedBytes_) {
+    if (it->second.used.empty() && (idle += size) > keptBytes) {
       held_ -= size;
       idle -= size;
       it = regions_.erase(it);
@@ -126,16 +131,6 @@ std::optional<SharedLocation> SharedHeap::locate(const void* data, std::size_t b
   const std::uint64_t offset = reinterpret_cast<std::uintptr_t>(data) - it->first;
   if (bytes > it->second.segment.size() - offset) return std::nullopt;
   return SharedLocation{it->second.segment.ref(), offset};
-}
-
-std::size_t SharedHeap::heldBytes() const {
-  const std::lock_guard lock(mutex_);
-  return held_;
-}
-
-std::size_t SharedHeap::usedBytes() const {
-  const std::lock_guard lock(mutex_);
-  return used_;
 }
 
 }  // namespace dtorch

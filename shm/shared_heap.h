@@ -1,4 +1,5 @@
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -38,9 +39,12 @@ class SharedHeap {
   /// Where `bytes` bytes at `data` lie; nullopt when they are not in this heap.
   std::optional<SharedLocation> locate(const void* data, std::size_t bytes) const;
 
+  /// Gives segments without a block in use back to the system.
+  void trim();
+
   /// Bytes of all segments, and of blocks in use.
-  std::size_t heldBytes() const;
-  std::size_t usedBytes() const;
+  std::size_t heldBytes() const { return held_.load(std::memory_order_relaxed); }
+  std::size_t usedBytes() const { return used_.load(std::memory_order_relaxed); }
 
  private:
   static constexpr Owner kNobody = UINT64_MAX;  // as it came from the system: zeros
@@ -68,13 +72,14 @@ class SharedHeap {
   Taken takeLocked(Region& region, std::size_t bytes, Owner owner);
   Regions::const_iterator regionOfLocked(const void* data) const;
   Region* addRegionLocked(std::size_t bytes, bool own);
-  void trimLocked();
+  void trimLocked(std::size_t keptBytes);
 
   const std::size_t cachedBytes_;
   mutable std::mutex mutex_;
   Regions regions_;
-  std::size_t held_ = 0;
-  std::size_t used_ = 0;
+  // Written with the mutex held.
+  std::atomic<std::size_t> held_{0};
+  std::atomic<std::size_t> used_{0};
 };
 
 }  // namespace dtorch

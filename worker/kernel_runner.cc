@@ -1,6 +1,7 @@
 #include "worker/kernel_runner.h"
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <variant>
 
@@ -8,24 +9,13 @@
 #include "absl/strings/str_join.h"
 #include "comm/placement/convert.h"
 #include "comm/store/shared_allocator.h"
-#include "dispatch/dtype.h"
 #include "dispatch/meta.h"
 #include "dispatch/prepared_call.h"
 #include "proto/codec.h"
+#include "worker/kernel_check.h"
 
 namespace dtorch {
 namespace {
-
-// "float32[3, 4]".
-std::string describe(c10::ScalarType dtype, absl::Span<const std::int64_t> shape) {
-  const absl::StatusOr<DType> known = fromTorch(dtype);
-  return absl::StrCat(known.ok() ? name(*known) : c10::toString(dtype), "[", absl::StrJoin(shape, ", "), "]");
-}
-
-std::string describe(const at::Tensor& tensor) {
-  if (!tensor.defined()) return "None";
-  return describe(tensor.scalar_type(), {tensor.sizes().data(), tensor.sizes().size()});
-}
 
 FailurePtr firstFailure(const std::vector<std::uint32_t>& slots, const CallState& call) {
   if (call.failures.empty()) return nullptr;
@@ -72,18 +62,29 @@ void KernelRunner::runSegment(const Task& task, CallState& call) {
   }
 }
 
+void KernelRunner::endSession(SessionId session) {
+  randomStates_.drop(session);
+  host_.drop(session);
+}
+
 FailurePtr KernelRunner::failureOf(const Operand& operand) const {
   return operand.failure != nullptr ? operand.failure : lostMemory_.failureOf(operand.value);
 }
 
 void KernelRunner::runAction(const KernelAction& action, const Task& task, CallState& call) {
   FailurePtr failure = firstFailure(action.reads, call);
+  std::optional<KernelCheck> check;
   if (failure == nullptr) {
     results_.clear();
+    if (task.validate) check.emplace(action, call.tensors);
     absl::Status status;
     const auto kernel = [&] { status = action.call.run(call.tensors, &results_); };
     if (action.random) {
       randomStates_.run(task.session, task.plan->mesh.ranks(), kernel);
+    } else if (action.own) {
+      host_.enter(task.session);
+      const OperatorHostScope scope(host_);
+      kernel();
     } else {
       kernel();
     }
@@ -91,6 +92,7 @@ void KernelRunner::runAction(const KernelAction& action, const Task& task, CallS
       status =
           absl::InternalError(absl::StrCat("it returned ", results_.size(), " tensors, planned were ", action.outputs));
     }
+    if (status.ok() && check) status = check->after(call.tensors, results_);
     if (status.ok()) {
       for (std::uint32_t i = 0; i < action.outputs; ++i) {
         call.tensors[action.firstOutput + i] = std::move(results_[i]);
@@ -103,7 +105,9 @@ void KernelRunner::runAction(const KernelAction& action, const Task& task, CallS
   }
   for (std::uint32_t i = 0; i < action.outputs; ++i) call.fail(action.firstOutput + i, failure);
   // What the kernel was to change is not what the program thinks it is, through whatever view it is read.
-  for (const std::uint32_t slot : action.writes) {
+  std::vector<std::uint32_t> written = action.writes;
+  if (check) written.insert(written.end(), check->changed().begin(), check->changed().end());
+  for (const std::uint32_t slot : written) {
     lostMemory_.add(call.tensors[slot], failure);
     call.fail(slot, failure);
     if (slot >= task.plan->inputs || task.operands[slot]->failure != nullptr) continue;
@@ -155,6 +159,7 @@ void KernelRunner::finishCall(const Task& task, CallState& call) {
     FailurePtr failure = call.failureOf(slot);
     if (failure == nullptr) {
       absl::Status planned = checkOutput(plan, i, call.tensors[slot]);
+      if (planned.ok() && task.validate) planned = checkPlace(plan, i, call.tensors[slot]);
       if (planned.ok()) planned = settleMemory(plan, i, call);
       if (planned.ok()) {
         operand.set(call.tensors[slot]);
@@ -225,6 +230,20 @@ absl::Status KernelRunner::checkOutput(const Plan& plan, std::size_t index, cons
   return absl::InternalError(absl::StrCat("output ", index, " is ", describe(tensor), " where ",
                                           describe(expected.dtype, expected.shape),
                                           " was planned; the operator's shape or placement rule is wrong"));
+}
+
+absl::Status KernelRunner::checkPlace(const Plan& plan, std::size_t index, const at::Tensor& tensor) {
+  if (plan.expected.empty()) return absl::OkStatus();
+  const ExpectedOutput& expected = plan.expected[index];
+  bool planned = tensor.device() == plan.device;
+  for (std::size_t d = 0; tensor.numel() > 0 && d < expected.strides.size(); ++d) {
+    planned = planned && (expected.shape[d] == 1 || tensor.stride(static_cast<std::int64_t>(d)) == expected.strides[d]);
+  }
+  if (planned) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("validation: output ", index, ", ", describe(tensor), ", has strides [",
+                                          absl::StrJoin(tensor.strides(), ", "), "] on ", tensor.device().str(),
+                                          " where [", absl::StrJoin(expected.strides, ", "), "] on ", plan.device.str(),
+                                          " was planned"));
 }
 
 FailurePtr KernelRunner::originate(const std::string& what, const absl::Status& status, const Task& task,

@@ -15,6 +15,7 @@
 #include "worker/random_states.h"
 #include "worker/reporter.h"
 #include "worker/task.h"
+#include "worker/worker_host.h"
 
 namespace dtorch {
 
@@ -25,16 +26,18 @@ namespace dtorch {
 class KernelRunner {
  public:
   KernelRunner(Rank rank, ThreadGroupManager& groups, LostMemory& lostMemory, RandomStates& randomStates,
-               Reporter& reporter, StreamProgress& progress)
+               Reporter& reporter, StreamProgress& progress, std::shared_ptr<spdlog::logger> log)
       : rank_(rank),
         groups_(groups),
         lostMemory_(lostMemory),
         randomStates_(randomStates),
         progress_(progress),
-        reports_(reporter) {}
+        reports_(reporter),
+        host_(std::move(log)) {}
 
   void run(Task& task);
-  RandomStates& randomStates() { return randomStates_; }
+  /// What is kept for the session is not needed any more.
+  void endSession(SessionId session);
   /// What this stream has to report.
   ReportBatch& reports() { return reports_; }
   Rank rank() const { return rank_; }
@@ -53,6 +56,8 @@ class KernelRunner {
   static absl::Status settleMemory(const Plan& plan, std::size_t index, CallState& call);
   /// OK when output `index` looks as planned.
   static absl::Status checkOutput(const Plan& plan, std::size_t index, const at::Tensor& tensor);
+  /// OK when it lies as planned, too.
+  static absl::Status checkPlace(const Plan& plan, std::size_t index, const at::Tensor& tensor);
   void reportOutputs(const Task& task, const CallState& call);
   /// An error of this call's own.
   FailurePtr originate(const std::string& what, const absl::Status& status, const Task& task, CallState& call) const;
@@ -65,6 +70,7 @@ class KernelRunner {
   RandomStates& randomStates_;
   StreamProgress& progress_;
   ReportBatch reports_;
+  WorkerHost host_;
   CallState call_;                   // of calls with one segment
   std::vector<at::Tensor> results_;  // of one kernel
 };

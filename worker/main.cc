@@ -17,10 +17,11 @@
 namespace {
 
 // The supervisor captures the lines and puts its own time in front of them.
-void logToStderr(dtorch::Rank rank) {
+void logToStderr(dtorch::Rank rank, const std::string& level) {
   auto logger = std::make_shared<spdlog::logger>("worker " + std::to_string(rank),
                                                  std::make_shared<spdlog::sinks::stderr_sink_mt>());
   logger->set_pattern("%l %n: %v");
+  logger->set_level(spdlog::level::from_str(level));
   spdlog::set_default_logger(std::move(logger));
 }
 
@@ -30,6 +31,7 @@ int main(int argc, char** argv) {
   dtorch::WorkerOptions options;
   std::vector<std::string> libraries;
   int lifetimeFd = -1;
+  std::string logLevel = "info";
   std::int64_t heartbeatIntervalMs = options.heartbeatInterval.count();
   std::int64_t commTimeoutMs = options.commTimeout.count();
   CLI::App app("One rank of dtorch: runs the operators that dtorchd sends. dtorchd starts it.", "dtorch-worker");
@@ -44,6 +46,7 @@ int main(int argc, char** argv) {
   app.add_option("--heartbeat-interval-ms", heartbeatIntervalMs)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--comm-timeout-ms", commTimeoutMs)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--memory-limit", options.memoryLimit, "bytes that its large tensors may hold; 0: no limit");
+  app.add_option("--log-level", logLevel, "least important lines that are logged")->capture_default_str();
   app.add_option("--operator-library", libraries, "shared library that registers operators; may be given again");
   app.add_option("--lifetime-fd", lifetimeFd, "a pipe that the daemon holds open: the worker ends with it");
   app.set_version_flag("--version", std::string("dtorch-worker ") + dtorch::kDtorchVersion);
@@ -51,7 +54,7 @@ int main(int argc, char** argv) {
   options.heartbeatInterval = std::chrono::milliseconds(heartbeatIntervalMs);
   options.commTimeout = std::chrono::milliseconds(commTimeoutMs);
 
-  logToStderr(options.rank);
+  logToStderr(options.rank, logLevel);
   dtorch::installSharedAllocator();  // peers read large tensors where they are
   if (options.memoryLimit > 0) dtorch::limitSharedAllocator(options.memoryLimit);
   for (const std::string& path : libraries) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "core/conversion.h"
 #include "core/shard.h"
@@ -107,7 +108,7 @@ bool isLocal(const ConvertAction& action, const DeviceMesh& mesh) {
 absl::StatusOr<std::unique_ptr<const Plan>> Plan::create(const v1::Plan& wire, Rank rank, at::Device device) {
   absl::StatusOr<DeviceMesh> mesh = fromWire(wire.mesh());
   if (!mesh.ok()) return mesh.status();
-  std::unique_ptr<Plan> plan(new Plan(*std::move(mesh)));
+  std::unique_ptr<Plan> plan(new Plan(*std::move(mesh), device));
   plan->id = wire.id();
   plan->name = wire.name();
   plan->inputs = wire.inputs();
@@ -115,17 +116,17 @@ absl::StatusOr<std::unique_ptr<const Plan>> Plan::create(const v1::Plan& wire, R
   if (absl::StatusOr<std::vector<std::int64_t>> coordinate = plan->mesh.coordinate(rank); coordinate.ok()) {
     plan->coordinate = *std::move(coordinate);
     plan->reportsOutputs = wire.report_outputs() && plan->mesh.ranks()[0] == rank;
-    plan->error = plan->decode(wire, device);
+    plan->error = plan->decode(wire);
     if (!plan->error.ok()) plan->segments.clear();
   }
   return plan;
 }
 
-absl::Status Plan::decode(const v1::Plan& wire, at::Device device) {
+absl::Status Plan::decode(const v1::Plan& wire) {
   if (absl::Status status = addSlots(wire.inputs()); !status.ok()) return status;
   for (const v1::PlanStep& step : wire.steps()) {
     absl::Status status = absl::InvalidArgumentError("a step of the plan is of an unknown kind");
-    if (step.has_kernel()) status = decodeKernel(step.kernel(), device);
+    if (step.has_kernel()) status = decodeKernel(step.kernel());
     if (step.has_convert()) status = decodeConvert(step.convert());
     if (!status.ok()) return status;
   }
@@ -142,7 +143,7 @@ absl::Status Plan::addSlots(std::uint32_t count) {
   return absl::OkStatus();
 }
 
-absl::Status Plan::decodeKernel(const v1::KernelStep& wire, at::Device device) {
+absl::Status Plan::decodeKernel(const v1::KernelStep& wire) {
   absl::StatusOr<c10::OperatorHandle> op = findOperator(wire.operator_name());
   if (!op.ok()) return op.status();
   ArgumentResolver resolver(mesh, *coordinate, slots);
@@ -165,7 +166,8 @@ absl::Status Plan::decodeKernel(const v1::KernelStep& wire, at::Device device) {
   }
   const bool mutates = wire.mutates() || !writes.empty();
   actions.emplace_back(KernelAction{wire.operator_name(), *std::move(call), std::move(reads), std::move(writes), slots,
-                                    wire.outputs(), mutates, wire.random()});
+                                    wire.outputs(), mutates, wire.random(),
+                                    absl::StartsWith(wire.operator_name(), "dtorch::")});
   return addSlots(wire.outputs());
 }
 
@@ -205,7 +207,8 @@ absl::Status Plan::decodeOutputs(const v1::Plan& wire) {
                           ? wire.output_aliases(static_cast<int>(expected.size()))
                           : ExpectedOutput::kUnknown;
     if (alias >= static_cast<int>(inputs)) return absl::InvalidArgumentError("an output shares an input that is none");
-    expected.push_back({toTorch(meta->dtype), localShape(meta->shape, mesh, *placements, *coordinate), alias});
+    expected.push_back({toTorch(meta->dtype), localShape(meta->shape, mesh, *placements, *coordinate), {}, alias});
+    if (isAllReplicate(*placements)) expected.back().strides = meta->strides;
   }
   return absl::OkStatus();
 }

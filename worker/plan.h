@@ -27,6 +27,7 @@ struct KernelAction {
   std::uint32_t outputs = 0;
   bool mutates = false;
   bool random = false;  // draws from the session's random state
+  bool own = false;     // of the namespace dtorch: may ask for its OperatorHost
 };
 
 /// One redistribution. Its output becomes slot `output`.
@@ -53,7 +54,8 @@ struct PlanSegment {
 /// What an output of the call must look like here.
 struct ExpectedOutput {
   c10::ScalarType dtype;
-  std::vector<std::int64_t> shape;  // local
+  std::vector<std::int64_t> shape;    // local
+  std::vector<std::int64_t> strides;  // of a whole tensor; empty: not known
   static constexpr int kOwnMemory = -1;
   static constexpr int kUnknown = -2;
   int alias = kUnknown;  // the input whose memory it shares
@@ -69,6 +71,7 @@ class Plan {
   PlanId id = 0;
   std::string name;
   DeviceMesh mesh;
+  at::Device device;  // of its kernels
   /// This rank's position; none: the rank is not in the mesh and ignores the plan's runs.
   std::optional<std::vector<std::int64_t>> coordinate;
   std::uint32_t inputs = 0;
@@ -81,10 +84,10 @@ class Plan {
   absl::Status error;
 
  private:
-  explicit Plan(DeviceMesh planMesh) : mesh(std::move(planMesh)) {}
-  absl::Status decode(const v1::Plan& wire, at::Device device);
+  Plan(DeviceMesh planMesh, at::Device planDevice) : mesh(std::move(planMesh)), device(planDevice) {}
+  absl::Status decode(const v1::Plan& wire);
   absl::Status addSlots(std::uint32_t count);
-  absl::Status decodeKernel(const v1::KernelStep& wire, at::Device device);
+  absl::Status decodeKernel(const v1::KernelStep& wire);
   absl::Status decodeConvert(const v1::ConvertStep& wire);
   absl::Status decodeOutputs(const v1::Plan& wire);
   void divideIntoSegments();

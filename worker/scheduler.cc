@@ -27,9 +27,9 @@ absl::Status Scheduler::enqueue(v1::WorkerCommand& command, OperatorNumber numbe
     case v1::WorkerCommand::kDiscard:
       for (const OperandId id : command.discard().operands()) operands_.discard(id);
       if (const SessionId session = command.discard().ended_session(); session != 0) {
-        // After its last draw and its last fetch.
+        // After its last operator and its last fetch.
         enqueueJob(StreamKind::kCompute, [session, &values = values_](KernelRunner& runner) {
-          runner.randomStates().drop(session);
+          runner.endSession(session);
           values.forget(session);
         });
         enqueueJob(StreamKind::kCommunication, [session, &values = values_](KernelRunner&) { values.forget(session); });
@@ -127,6 +127,7 @@ absl::Status Scheduler::runPlan(const v1::WorkerCommand& command, OperatorNumber
     task.number = number;
     task.site = command.site();
     task.session = sessionOf(command.first_output());
+    task.validate = command.validate();
     task.call = call;
     if (last) {
       task.operands = std::move(operands);

@@ -53,6 +53,7 @@ struct Task {
   OperatorNumber number = 0;
   std::uint32_t site = 0;
   SessionId session = 0;
+  bool validate = false;
   absl::InlinedVector<OperandRef, 4> operands;  // the call's inputs, then its outputs
   std::shared_ptr<CallState> call;              // of a call that has several segments
   // Anything else.

@@ -17,6 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "comm/group/thread_group_manager.h"
+#include "comm/store/shared_allocator.h"
 #include "core/resident_memory.h"
 #include "proto/codec.h"
 #include "proto/segment_codec.h"
@@ -123,7 +124,7 @@ class Worker::Impl {
     at::set_num_threads(options_.threads);
     const c10::InferenceMode noAutograd;
     KernelRunner runner(options_.rank, *groups_, lostMemory_, randomStates_, reporter_,
-                        progress_[static_cast<std::size_t>(kind)]);
+                        progress_[static_cast<std::size_t>(kind)], log_);
     KernelStream<Task>& stream = streamOf(kind);
     KernelStream<Task>& other = streamOf(otherStream(kind));
     for (;;) {
@@ -168,6 +169,10 @@ class Worker::Impl {
     }
     heartbeat->set_resident_bytes(residentBytes());
     heartbeat->set_tensor_bytes(loop_.tensorBytes());
+    if (const std::optional<MemoryStatistics> memory = memoryStatistics()) {
+      heartbeat->set_allocated_bytes(memory->allocatedBytes);
+      heartbeat->set_peak_allocated_bytes(memory->peakAllocatedBytes);
+    }
   }
 
   std::string threadName(const char* what) const { return absl::StrCat("w", options_.rank, ".", what); }

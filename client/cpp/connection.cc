@@ -43,7 +43,7 @@ std::chrono::system_clock::time_point systemTime(std::chrono::steady_clock::time
 
 }  // namespace
 
-Connection::Connection(std::string address, std::string client, bool sync, std::shared_ptr<SessionCore> core)
+Connection::Connection(std::string address, v1::ClientHello hello, std::shared_ptr<SessionCore> core)
     : address_(std::move(address)),
       core_(std::move(core)),
       stub_(v1::Dtorch::NewStub(makeChannel(address_))),
@@ -51,9 +51,8 @@ Connection::Connection(std::string address, std::string client, bool sync, std::
   core_->useTickets(absl::StartsWith(address_, "unix:"));
   core_->queue().onChange([this] { sendDue(); });
   sending_ = std::make_unique<v1::ClientMessage>();
+  *sending_->mutable_hello() = std::move(hello);
   sending_->mutable_hello()->set_protocol(kProtocolVersion);
-  sending_->mutable_hello()->set_client(client);
-  sending_->mutable_hello()->set_sync(sync);
   sending_->mutable_hello()->set_pid(::getpid());
   stream_ = stub_->PrepareAsyncSession(&context_, &events_);
   stream_->StartCall(tag(Event::kStarted));

@@ -25,7 +25,8 @@ namespace dtorch {
 /// becomes the core's cause: UNAVAILABLE, unless the daemon said something more telling.
 class Connection {
  public:
-  Connection(std::string address, std::string client, bool sync, std::shared_ptr<SessionCore> core);
+  /// `hello`: all of it but the protocol.
+  Connection(std::string address, v1::ClientHello hello, std::shared_ptr<SessionCore> core);
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;

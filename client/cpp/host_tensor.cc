@@ -1,67 +1,14 @@
 #include "client/cpp/host_tensor.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <limits>
-#include <optional>
 
 #include "absl/strings/str_join.h"
+#include "client/cpp/element.h"
 #include "shm/bulk_copy.h"
 
 namespace dtorch {
 namespace {
-
-/// A floating-point format narrower than float.
-struct SmallFloat {
-  int exponentBits;
-  int mantissaBits;
-  int bias;
-  enum Specials { kIeee, kOnlyNan, kNegativeZeroIsNan } specials;
-};
-
-std::optional<SmallFloat> smallFloat(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return SmallFloat{5, 10, 15, SmallFloat::kIeee};
-    case DType::kBFloat16:
-      return SmallFloat{8, 7, 127, SmallFloat::kIeee};
-    case DType::kFloat8E4M3FN:
-      return SmallFloat{4, 3, 7, SmallFloat::kOnlyNan};
-    case DType::kFloat8E5M2:
-      return SmallFloat{5, 2, 15, SmallFloat::kIeee};
-    case DType::kFloat8E4M3FNUZ:
-      return SmallFloat{4, 3, 8, SmallFloat::kNegativeZeroIsNan};
-    case DType::kFloat8E5M2FNUZ:
-      return SmallFloat{5, 2, 16, SmallFloat::kNegativeZeroIsNan};
-    default:
-      return std::nullopt;
-  }
-}
-
-double decode(std::uint32_t bits, const SmallFloat& format) {
-  const int maxExponent = (1 << format.exponentBits) - 1;
-  const int maxMantissa = (1 << format.mantissaBits) - 1;
-  const int exponent = static_cast<int>(bits >> format.mantissaBits) & maxExponent;
-  const int mantissa = static_cast<int>(bits) & maxMantissa;
-  const bool negative = (bits >> (format.exponentBits + format.mantissaBits)) != 0;
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  double magnitude = std::ldexp(mantissa + (exponent == 0 ? 0 : maxMantissa + 1),
-                                std::max(exponent, 1) - format.bias - format.mantissaBits);
-  if (format.specials == SmallFloat::kNegativeZeroIsNan && negative && magnitude == 0) return nan;
-  if (exponent == maxExponent) {
-    if (format.specials == SmallFloat::kIeee) magnitude = mantissa == 0 ? std::numeric_limits<double>::infinity() : nan;
-    if (format.specials == SmallFloat::kOnlyNan && mantissa == maxMantissa) magnitude = nan;
-  }
-  return negative ? -magnitude : magnitude;
-}
-
-template <typename T>
-double read(const std::byte* data) {
-  T value;
-  std::memcpy(&value, data, sizeof(T));
-  return static_cast<double>(value);
-}
 
 /// Copies `count` elements that lie `stride` elements apart.
 template <std::size_t Size>
@@ -173,39 +120,11 @@ absl::StatusOr<double> HostTensor::item() const {
     return absl::InvalidArgumentError(
         absl::StrCat("item() of a tensor ", meta_.toString(), ": it needs exactly one element"));
   }
-  const std::byte* data = data_.get();
-  switch (meta_.dtype) {
-    case DType::kBool:
-    case DType::kUInt8:
-      return read<std::uint8_t>(data);
-    case DType::kInt8:
-      return read<std::int8_t>(data);
-    case DType::kUInt16:
-      return read<std::uint16_t>(data);
-    case DType::kInt16:
-      return read<std::int16_t>(data);
-    case DType::kUInt32:
-      return read<std::uint32_t>(data);
-    case DType::kInt32:
-      return read<std::int32_t>(data);
-    case DType::kUInt64:
-      return read<std::uint64_t>(data);
-    case DType::kInt64:
-      return read<std::int64_t>(data);
-    case DType::kFloat32:
-      return read<float>(data);
-    case DType::kFloat64:
-      return read<double>(data);
-    default:
-      break;
-  }
-  const std::optional<SmallFloat> format = smallFloat(meta_.dtype);
-  if (!format)
+  if (isComplex(meta_.dtype)) {
     return absl::InvalidArgumentError(
         absl::StrCat("item() of a tensor ", meta_.toString(), ": it is not a real number"));
-  std::uint32_t bits = 0;
-  std::memcpy(&bits, data, static_cast<std::size_t>(elementSize(meta_.dtype)));
-  return decode(bits, *format);
+  }
+  return static_cast<double>(readElement(data_.get(), meta_.dtype).real());
 }
 
 }  // namespace dtorch

@@ -19,10 +19,14 @@ absl::StatusOr<std::shared_ptr<Session>> Session::connect(ConnectOptions options
   if (absl::Status status = checkAddress(address); !status.ok()) return status;
   std::string client = absl::StrCat("dtorch-cpp ", kDtorchVersion, " pid ", ::getpid());
   if (!options.name.empty()) client = absl::StrCat(options.name, " (", client, ")");
+  v1::ClientHello hello;
+  hello.set_client(client);
+  hello.set_sync(options.sync);
+  hello.set_validate(options.validate);
 
   std::shared_ptr<Session> session(new Session);
   session->core_ = std::make_shared<SessionCore>();
-  session->connection_ = std::make_unique<Connection>(address, std::move(client), options.sync, session->core_);
+  session->connection_ = std::make_unique<Connection>(address, std::move(hello), session->core_);
   absl::StatusOr<v1::Welcome> welcome = session->connection_->welcome(deadline);
   if (!welcome.ok()) return welcome.status();
   session->worldSize_ = welcome->world_size();

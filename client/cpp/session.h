@@ -30,6 +30,9 @@ struct ConnectOptions {
   /// The program waits for synchronize() after each call. An in-place call that is refused has then changed nothing;
   /// else the tensors that it was to write to fail, since later calls are on their way that read them.
   bool sync = false;
+  /// Workers check what the kernels of this session read and write (docs/numerics.md). For finding faults, not for
+  /// speed.
+  bool validate = false;
 };
 
 /// A connection to dtorchd and the tensors made over it. Operators are sent in batches and nothing waits for the daemon

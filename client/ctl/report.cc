@@ -107,10 +107,11 @@ std::string formatWorkers(const v1::StatusReply& status) {
         {absl::StrCat(worker.rank()), cell(worker.state()), absl::StrCat(worker.pid()), cell(worker.device()),
          worker.heartbeat_age_ms() < 0 ? "none" : absl::StrCat(formatDuration(worker.heartbeat_age_ms()), " ago"),
          absl::StrCat(worker.queued()), absl::StrCat(worker.done()), formatBytes(worker.resident_bytes()),
-         formatBytes(worker.tensor_bytes()), absl::StrCat(worker.restarts()), cell(worker.detail())});
+         formatBytes(worker.tensor_bytes()), formatBytes(worker.allocated_bytes()),
+         formatBytes(worker.peak_allocated_bytes()), absl::StrCat(worker.restarts()), cell(worker.detail())});
   }
   return formatTable({">WORKER", "STATE", ">PID", "DEVICE", ">HEARTBEAT", ">QUEUED", ">DONE", ">MEMORY", ">TENSORS",
-                      ">RESTARTS", "DETAIL"},
+                      ">ALLOCATED", ">PEAK", ">RESTARTS", "DETAIL"},
                      rows);
 }
 
@@ -164,6 +165,8 @@ nlohmann::json workersJson(const v1::StatusReply& status) {
                     {"done", worker.done()},
                     {"resident_bytes", worker.resident_bytes()},
                     {"tensor_bytes", worker.tensor_bytes()},
+                    {"allocated_bytes", worker.allocated_bytes()},
+                    {"peak_allocated_bytes", worker.peak_allocated_bytes()},
                     {"restarts", worker.restarts()},
                     {"detail", printable(worker.detail(), std::string::npos)}});
   }

@@ -16,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "client/cpp/session.h"
+#include "client/cpp/tensor_checker.h"
 #include "dtorch/v1/types.pb.h"
 #include "proto/codec.h"
 
@@ -26,6 +27,7 @@ using dtorch::Placements;
 using dtorch::Session;
 using dtorch::Site;
 using dtorch::Tensor;
+using dtorch::TensorChecker;
 
 namespace {
 
@@ -66,7 +68,8 @@ int failed(const absl::Status& status) {
 }  // namespace
 
 struct dtorch_object {
-  std::variant<std::shared_ptr<Session>, Mesh, Tensor, std::unique_ptr<Future>> value;
+  std::variant<std::shared_ptr<Session>, Mesh, Tensor, std::unique_ptr<Future>, std::unique_ptr<dtorch::TensorChecker>>
+      value;
 };
 
 namespace {
@@ -249,11 +252,11 @@ dtorch_error_info dtorch_error() {
 
 void dtorch_free(dtorch_object* object) { delete object; }
 
-int dtorch_connect(const char* address, double timeout, const char* name, int sync, dtorch_object** out,
+int dtorch_connect(const char* address, double timeout, const char* name, int sync, int validate, dtorch_object** out,
                    dtorch_session_info* info) {
   return guarded([&]() -> absl::Status {
-    absl::StatusOr<std::shared_ptr<Session>> connected =
-        Session::connect({.address = address, .timeout = seconds(timeout), .name = name, .sync = sync != 0});
+    absl::StatusOr<std::shared_ptr<Session>> connected = Session::connect(
+        {.address = address, .timeout = seconds(timeout), .name = name, .sync = sync != 0, .validate = validate != 0});
     if (!connected.ok()) return connected.status();
     *info = {(*connected)->id(), (*connected)->daemonPid(), (*connected)->worldSize()};
     *out = wrap(*std::move(connected));
@@ -400,6 +403,42 @@ int dtorch_json(dtorch_object* future, const char** text) {
     const std::lock_guard lock(box.mutex);
     if (!box.result) return absl::FailedPreconditionError("the future has no value: dtorch_wait has not found one");
     *text = box.result->json.c_str();
+    return absl::OkStatus();
+  });
+}
+
+int dtorch_checker(const char* references, int record, const char* dumps, int dump_when, dtorch_object** out) {
+  return guarded([&] {
+    *out = wrap(std::make_unique<TensorChecker>(
+        dtorch::CheckerOptions{references, record != 0, dumps, static_cast<dtorch::DumpWhen>(dump_when)}));
+    return absl::OkStatus();
+  });
+}
+
+int dtorch_record(dtorch_object* checker, const char* tag, const dtorch_host_tensor* value) {
+  return guarded([&] { return as<std::unique_ptr<TensorChecker>>(checker)->record(tag, viewOf(*value)); });
+}
+
+int dtorch_check(dtorch_object* checker, const char* tag, const dtorch_host_tensor* value, double rtol, double atol,
+                 int equal_nan, dtorch_comparison* out) {
+  return guarded([&]() -> absl::Status {
+    thread_local dtorch::Comparison last;
+    thread_local std::string text;
+    absl::StatusOr<dtorch::Comparison> comparison = as<std::unique_ptr<TensorChecker>>(checker)->check(
+        tag, viewOf(*value), {.relative = rtol, .absolute = atol, .equalNan = equal_nan != 0});
+    if (!comparison.ok()) return comparison.status();
+    last = *std::move(comparison);
+    text = last.toString();
+    *out = {text.c_str(),
+            last.problem.c_str(),
+            last.actual.c_str(),
+            last.expected.c_str(),
+            last.firstMismatch.data(),
+            last.greatestAt.data(),
+            value->dims,
+            last.elements,
+            last.mismatches,
+            last.greatestDifference};
     return absl::OkStatus();
   });
 }

@@ -48,8 +48,8 @@ struct dtorch_session_info {
 void dtorch_free(dtorch_object* object);
 
 /// `address` empty: the default one. `timeout` in seconds.
-int dtorch_connect(const char* address, double timeout, const char* name, int sync, dtorch_object** session,
-                   dtorch_session_info* info);
+int dtorch_connect(const char* address, double timeout, const char* name, int sync, int validate,
+                   dtorch_object** session, dtorch_session_info* info);
 /// `ranks` null: all workers in one dimension.
 int dtorch_mesh(dtorch_object* session, const std::int32_t* ranks, std::int32_t count, const std::int64_t* shape,
                 std::int32_t dims, dtorch_object** mesh);
@@ -87,4 +87,25 @@ int dtorch_poll(dtorch_object* future);
 int dtorch_result(dtorch_object* future, dtorch_host_tensor* value, const char** placements);
 /// Likewise, of a future of JSON.
 int dtorch_json(dtorch_object* future, const char** text);
+
+/// A TensorChecker; texts empty: none. `dump_when`: 0: unequal, 1: first unequal, 2: all.
+int dtorch_checker(const char* references, int record, const char* dumps, int dump_when, dtorch_object** checker);
+int dtorch_record(dtorch_object* checker, const char* tag, const dtorch_host_tensor* value);
+
+/// A Comparison. It lives until the next one of this thread. Indices have `dims` extents, and are
+/// there when there is a mismatch, or a difference greater than 0.
+struct dtorch_comparison {
+  const char* text;
+  const char* problem;
+  const char* actual;
+  const char* expected;
+  const std::int64_t* first_mismatch;
+  const std::int64_t* greatest_at;
+  std::int32_t dims;  // of the tensor
+  std::int64_t elements;
+  std::int64_t mismatches;
+  double greatest_difference;
+};
+int dtorch_check(dtorch_object* checker, const char* tag, const dtorch_host_tensor* value, double rtol, double atol,
+                 int equal_nan, dtorch_comparison* comparison);
 }

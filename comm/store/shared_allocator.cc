@@ -22,45 +22,100 @@ class SharedAllocator final : public c10::Allocator {
   explicit SharedAllocator(c10::Allocator* before) : before_(before) {}
 
   c10::DataPtr allocate(std::size_t bytes) override {
-    if (bytes < kSharedTensorBytes) return before_->allocate(bytes);
+    if (bytes < kSharedTensorBytes) return outside(bytes, &releaseSmall);
     const std::size_t used = heap_.usedBytes() + elsewhere_.load(std::memory_order_relaxed);
     const std::size_t limit = limit_.load(std::memory_order_relaxed);
     TORCH_CHECK_WITH(OutOfMemoryError, used <= limit && bytes <= limit - used, "this worker's tensors hold ", used,
                      " bytes: ", bytes, " more would go beyond its limit of ", limit);
     void* block = heap_.allocate(bytes, currentOwner);
-    if (block != nullptr) return {block, block, &release, c10::Device(c10::kCPU)};
-    block = before_->raw_allocate(bytes);
-    elsewhere_.fetch_add(::malloc_usable_size(block), std::memory_order_relaxed);
-    return {block, block, &releaseElsewhere, c10::Device(c10::kCPU)};
+    if (block != nullptr) {
+      countOne();
+      raise(peakReserved_, reserved());
+      return {block, block, &release, c10::Device(c10::kCPU)};
+    }
+    c10::DataPtr data = outside(bytes, &releaseElsewhere);
+    elsewhere_.fetch_add(::malloc_usable_size(data.get()), std::memory_order_relaxed);
+    return data;
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 
-  const SharedHeap& heap() const { return heap_; }
+  SharedHeap& heap() { return heap_; }
   void limit(std::size_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
 
+  MemoryStatistics statistics() const {
+    const auto number = [](std::size_t count) { return static_cast<std::int64_t>(count); };
+    const std::size_t made = made_.load(std::memory_order_relaxed);
+    return {number(allocated()),
+            number(peakAllocated_.load(std::memory_order_relaxed)),
+            number(reserved()),
+            number(peakReserved_.load(std::memory_order_relaxed)),
+            number(made - freed_.load(std::memory_order_relaxed)),
+            number(made)};
+  }
+  void resetPeak() {
+    peakAllocated_.store(allocated(), std::memory_order_relaxed);
+    peakReserved_.store(reserved(), std::memory_order_relaxed);
+  }
+
  private:
+  static SharedAllocator& self();
   static void release(void* block);
+  static void releaseSmall(void* block);
   static void releaseElsewhere(void* block);
+
+  c10::DataPtr outside(std::size_t bytes, c10::DeleterFnPtr deleter) {
+    void* block = before_->raw_allocate(bytes);
+    if (block == nullptr) return {nullptr, c10::Device(c10::kCPU)};  // of no bytes
+    outside_.fetch_add(::malloc_usable_size(block), std::memory_order_relaxed);
+    countOne();
+    return {block, block, deleter, c10::Device(c10::kCPU)};
+  }
+  void countOne() {
+    made_.fetch_add(1, std::memory_order_relaxed);
+    raise(peakAllocated_, allocated());
+  }
+  static void raise(std::atomic<std::size_t>& peak, std::size_t now) {
+    std::size_t before = peak.load(std::memory_order_relaxed);
+    while (before < now && !peak.compare_exchange_weak(before, now, std::memory_order_relaxed)) {
+    }
+  }
+  std::size_t allocated() const { return outside_.load(std::memory_order_relaxed) + heap_.usedBytes(); }
+  std::size_t reserved() const { return outside_.load(std::memory_order_relaxed) + heap_.heldBytes(); }
 
   c10::Allocator* before_;
   SharedHeap heap_{kCachedBytes};
+  std::atomic<std::size_t> outside_{0};    // bytes of blocks that are not the heap's
   std::atomic<std::size_t> elsewhere_{0};  // bytes of large blocks for which the heap found no memory
   std::atomic<std::size_t> limit_{SIZE_MAX};
+  std::atomic<std::size_t> peakAllocated_{0};
+  std::atomic<std::size_t> peakReserved_{0};
+  std::atomic<std::size_t> made_{0};  // blocks
+  std::atomic<std::size_t> freed_{0};
 };
 
 /// LibTorch's allocator of a process is one object that is never destroyed, and so is this: tensors outlive main().
 std::atomic<SharedAllocator*> installed = nullptr;
 
+SharedAllocator& SharedAllocator::self() { return *installed.load(std::memory_order_acquire); }
+
 void SharedAllocator::release(void* block) {
-  SharedAllocator& self = *installed.load(std::memory_order_acquire);
-  if (block != nullptr && !self.heap_.release(block)) self.before_->raw_deallocate(block);
+  if (block == nullptr) return;
+  // LibTorch's raw_deallocate() has one deleter for blocks of all sizes.
+  if (!self().heap_.release(block)) return releaseSmall(block);
+  self().freed_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void SharedAllocator::releaseSmall(void* block) {
+  SharedAllocator& allocator = self();
+  allocator.outside_.fetch_sub(::malloc_usable_size(block), std::memory_order_relaxed);
+  allocator.freed_.fetch_add(1, std::memory_order_relaxed);
+  allocator.before_->raw_deallocate(block);
 }
 
 void SharedAllocator::releaseElsewhere(void* block) {
-  SharedAllocator& self = *installed.load(std::memory_order_acquire);
-  self.elsewhere_.fetch_sub(::malloc_usable_size(block), std::memory_order_relaxed);
-  self.before_->raw_deallocate(block);
+  self().elsewhere_.fetch_sub(::malloc_usable_size(block), std::memory_order_relaxed);
+  releaseSmall(block);
 }
 
 }  // namespace
@@ -78,11 +133,24 @@ void limitSharedAllocator(std::size_t bytes) {
   if (SharedAllocator* allocator = installed.load(std::memory_order_acquire)) allocator->limit(bytes);
 }
 
+std::optional<MemoryStatistics> memoryStatistics() {
+  const SharedAllocator* allocator = installed.load(std::memory_order_acquire);
+  return allocator == nullptr ? std::nullopt : std::optional(allocator->statistics());
+}
+
+void resetPeakMemory() {
+  if (SharedAllocator* allocator = installed.load(std::memory_order_acquire)) allocator->resetPeak();
+}
+
+void releaseCachedMemory() {
+  if (SharedAllocator* allocator = installed.load(std::memory_order_acquire)) allocator->heap().trim();
+}
+
 TensorOwnerScope::TensorOwnerScope(SharedHeap::Owner owner) : before_(std::exchange(currentOwner, owner)) {}
 TensorOwnerScope::~TensorOwnerScope() { currentOwner = before_; }
 
 const SharedHeap* sharedHeap() {
-  const SharedAllocator* allocator = installed.load(std::memory_order_acquire);
+  SharedAllocator* allocator = installed.load(std::memory_order_acquire);
   return allocator == nullptr ? nullptr : &allocator->heap();
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 #include <cstddef>
+#include <optional>
 
+#include "core/memory_statistics.h"
 #include "shm/shared_heap.h"
 
 namespace dtorch {
@@ -15,6 +17,14 @@ void installSharedAllocator();
 /// From now on tensors of kSharedTensorBytes and more hold at most `bytes` together, temporaries of kernels included:
 /// what would go beyond throws c10::OutOfMemoryError. Smaller ones are not counted.
 void limitSharedAllocator(std::size_t bytes);
+
+/// What this process's CPU tensors hold, small ones and temporaries of kernels included; nullopt: the allocator is not
+/// installed, and nothing is counted.
+std::optional<MemoryStatistics> memoryStatistics();
+/// The peaks become what is held now.
+void resetPeakMemory();
+/// Gives memory that is kept for later tensors back to the system.
+void releaseCachedMemory();
 
 /// While it lives, tensors that this thread places in shared memory belong to `owner`, a session for instance: what is
 /// in them no other owner's tensors show, however uninitialised. Scopes nest. Smaller tensors are not covered.

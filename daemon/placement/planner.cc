@@ -12,6 +12,7 @@
 #include "daemon/placement/placed_operator.h"
 #include "daemon/placement/program.h"
 #include "dispatch/binding.h"
+#include "dispatch/own_operators.h"
 #include "proto/codec.h"
 
 namespace dtorch {
@@ -270,6 +271,15 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
 absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::makeFactory(const OperatorTemplate& op,
                                                                       const std::vector<TensorMeta>& outputs) {
   const int meshDims = op.mesh->mesh.dims();
+  if (tellsOfItsRank(op.name)) {
+    if (!op.placements.empty()) return absl::InvalidArgumentError("its rows lie where they belong: give no placements");
+    std::unique_ptr<PlannedOperator> plan = start(op.mesh, 0, op.name);
+    const TensorMeta rows =
+        *makeMeta(outputs[0].dtype, {static_cast<std::int64_t>(op.mesh->mesh.ranks().size()), outputs[0].shape[1]});
+    addOutput(plan.get(), addKernel(plan.get(), op, op.arguments),
+              {rows, op.mesh, Placements(static_cast<std::size_t>(meshDims), Placement::shard(0))}, -1);
+    return plan;
+  }
   const int tensorDims = outputs.empty() ? 0 : static_cast<int>(outputs[0].shape.size());
   absl::StatusOr<Placements> wanted =
       normalize(op.placements.empty() ? allReplicate(meshDims) : op.placements, meshDims, tensorDims);

@@ -140,6 +140,7 @@ void ClientSession::hello(const v1::ClientHello& hello) {
   }
   greeted_ = true;
   sync_ = hello.sync();
+  validate_ = hello.validate() || services_->validate;
   client_ = printable(hello.client(), 256);
   const PeerCredentials peer = channel_->peer();
   opensSegments_ = peer.uid == static_cast<std::int64_t>(::geteuid()) && peer.pid > 0 && peer.pid == hello.pid();
@@ -320,6 +321,7 @@ OperandId ClientSession::publish(PlannedOperator* plan, absl::Span<const Operand
   nextOperand_ += static_cast<OperandId>(plan->wire.outputs_size());
   run->set_first_output(first);
   run->set_site(site);
+  if (validate_) run->set_validate(true);
   ++operators_;
   services_->graph.retire(group, executor->oldestInFlight(group));
   services_->graph.add({*number,

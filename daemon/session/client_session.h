@@ -112,6 +112,7 @@ class ClientSession {
   bool greeted_ = false;
   bool opensSegments_ = false;  // of the client's
   bool sync_ = false;           // its client hears of each error before it goes on
+  bool validate_ = false;
   bool closed_ = false;
   bool held_ = false;  // not read from, because it does not read
   std::string client_;

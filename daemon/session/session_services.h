@@ -27,6 +27,7 @@ struct SessionServices {
   SessionLimits limits;
   OperatorPolicy policy;
   LogicalGraph graph;
+  bool validate = false;     // session.validate
   std::uint64_t failed = 0;  // operators, over all sessions
   absl::node_hash_map<DeviceMesh, PlacedMesh> meshes;
   /// By name, arguments and mesh, serialised: sessions that call the same share plans.

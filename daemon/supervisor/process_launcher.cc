@@ -46,6 +46,8 @@ std::vector<std::string> commandLine(const std::string& binary, const WorkerSpec
                                       absl::StrCat(spec.commTimeout.count()),
                                       "--memory-limit",
                                       absl::StrCat(spec.memoryLimit),
+                                      "--log-level",
+                                      spec.logLevel,
                                       "--lifetime-fd",
                                       absl::StrCat(kLifetimeFd)};
   for (const std::string& path : spec.operatorLibraries) {

@@ -56,6 +56,8 @@ v1::StatusReply exampleStatus(v1::Health health) {
     worker->set_done(1000);
     worker->set_resident_bytes(100 << 20);
     worker->set_tensor_bytes(1536);
+    worker->set_allocated_bytes(3 << 20);
+    worker->set_peak_allocated_bytes(7 << 20);
     worker->set_restarts(1);
     if (rank == 1) worker->set_detail("killed by signal 9\n\x1b[31m");
   }
@@ -115,16 +117,18 @@ TEST_CASE("status shows everything in aligned columns") {
   FakeDaemon::Options options;
   options.status = exampleStatus(v1::HEALTH_DEGRADED);
   FakeDaemon daemon(options);
-  CHECK(run(daemon.socket(), {"status"}).out ==
-        "dtorchd 0.1.0 is degraded: pid 4711, up 1 h 2 min, 85.0 MiB resident\n"
-        "operators: 123456 done, 7 failed, 2 failures that no client has been told of\n"
-        "\n"
-        "WORKER  STATE   PID  DEVICE  HEARTBEAT  QUEUED  DONE     MEMORY  TENSORS  RESTARTS  DETAIL\n"
-        "     0  ready  4712  cpu     0.3 s ago       5  1000  100.0 MiB  1.5 KiB         1\n"
-        "     1  dead   4713  cpu          none       5  1000  100.0 MiB  1.5 KiB         1  killed by signal 9  [31m\n"
-        "\n"
-        "SESSION  CLIENT                             UID  PID    AGE  TENSORS    BYTES  OPERATORS  FAILED  WAITING\n"
-        "      3  digits (dtorch-cpp 0.1.0 pid 99)  1000   99  1 min       17  2.0 KiB         42       1        4\n");
+  CHECK(
+      run(daemon.socket(), {"status"}).out ==
+      "dtorchd 0.1.0 is degraded: pid 4711, up 1 h 2 min, 85.0 MiB resident\n"
+      "operators: 123456 done, 7 failed, 2 failures that no client has been told of\n"
+      "\n"
+      "WORKER  STATE   PID  DEVICE  HEARTBEAT  QUEUED  DONE     MEMORY  TENSORS  ALLOCATED     PEAK  RESTARTS  DETAIL\n"
+      "     0  ready  4712  cpu     0.3 s ago       5  1000  100.0 MiB  1.5 KiB    3.0 MiB  7.0 MiB         1\n"
+      "     1  dead   4713  cpu          none       5  1000  100.0 MiB  1.5 KiB    3.0 MiB  7.0 MiB         1  killed "
+      "by signal 9  [31m\n"
+      "\n"
+      "SESSION  CLIENT                             UID  PID    AGE  TENSORS    BYTES  OPERATORS  FAILED  WAITING\n"
+      "      3  digits (dtorch-cpp 0.1.0 pid 99)  1000   99  1 min       17  2.0 KiB         42       1        4\n");
 }
 
 TEST_CASE("--json prints the same for programs") {
@@ -138,6 +142,8 @@ TEST_CASE("--json prints the same for programs") {
   CHECK(json["uptime_ms"] == 3'723'000);
   CHECK(json["workers"].size() == 2);
   CHECK(json["workers"][1]["state"] == "dead");
+  CHECK(json["workers"][0]["allocated_bytes"] == 3 << 20);
+  CHECK(json["workers"][0]["peak_allocated_bytes"] == 7 << 20);
   CHECK(json["workers"][1]["detail"] == "killed by signal 9\n\x1b[31m");
   CHECK(json["sessions"][0]["operators"] == 42);
   CHECK(nlohmann::json::parse(run(daemon.socket(), {"--json", "workers"}).out) == json["workers"]);

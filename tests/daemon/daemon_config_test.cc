@@ -52,6 +52,12 @@ TEST_CASE("a socket path of 107 bytes is allowed, one of 108 is an error with th
   CHECK(absl::StrContains(messageOf({}, {{"DTORCH_RUNTIME_DIR", longest}}), "the path has 120 bytes"));
 }
 
+TEST_CASE("validation of all sessions is off unless asked for") {
+  CHECK_FALSE(loadOrFail({}).sessionValidate);
+  CHECK(loadOrFail({"--session.validate"}).sessionValidate);
+  CHECK(loadOrFail({}, {{"DTORCH_SESSION_VALIDATE", "true"}}).sessionValidate);
+}
+
 TEST_CASE("silence is longer than the interval of heartbeats") {
   CHECK(messageOf({"--heartbeat.interval=5s"}) ==
         "heartbeat.silent_after = \"4000ms\" (default): it must be longer than heartbeat.interval, which is 5000ms "

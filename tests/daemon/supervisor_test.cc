@@ -202,7 +202,7 @@ TEST_CASE("a worker gets its command line, four descriptors, a group of its own 
       output,
       "args: --rank 1 --world-size 4 --device cpu --frames ipc:///f --reports ipc:///r "
       "--supervisor unix:/s --values /v --threads 1 --heartbeat-interval-ms 1000 --comm-timeout-ms 600000 "
-      "--memory-limit 0 --lifetime-fd 3\n"));
+      "--memory-limit 0 --log-level info --lifetime-fd 3\n"));
   CHECK(absl::StrContains(output, "fds: 0 1 2 3 4\n"));  // 4 is ls's own: the folder
   // Ignored are 32 and 33 only, which glibc keeps to itself.
   CHECK(absl::StrContains(output, "signals: SigBlk: 0000000000000000 SigIgn: 0000000180000000\n"));

@@ -51,6 +51,19 @@ TEST_CASE("freed segments are reused within the bound, and given back beyond it"
   CHECK(heap.allocate(kBlock / 2) != one);  // not mostly waste
 }
 
+TEST_CASE("trimming gives back what no block is in, and only that") {
+  SharedHeap heap(1 << 30);
+  constexpr std::size_t kBlock = 20 << 20;
+  void* kept = heap.allocate(kBlock);
+  heap.release(heap.allocate(kBlock));
+  heap.release(heap.allocate(100));
+  CHECK(heap.heldBytes() > 2 * kBlock);
+  heap.trim();
+  CHECK(heap.heldBytes() == kBlock);
+  std::memset(kept, 1, kBlock);
+  CHECK(heap.release(kept));
+}
+
 TEST_CASE("blocks never overlap and neighbours merge") {
   SharedHeap heap(1 << 30);
   std::mt19937_64 random(7);

@@ -18,15 +18,19 @@ import time
 from ctypes import byref, c_char_p, c_int32, c_void_p
 
 from . import _memory, _types
+from ._checker import Comparison, TensorChecker
 from ._explanation import Explanation, Redistribution
 from ._placement import Partial, Replicate, Shard, placement_of
 from ._library import DEADLINE_EXCEEDED, Error, HostTensor, LIBRARY, Object, SessionInfo, Site, check
 from ._types import Device, DType
 from ._wire import Encoder
 
-__all__ = ["DType", "Device", "Error", "Explanation", "Future", "Mesh", "Partial", "Redistribution", "Replicate", "Session", "Shard", "Tensor",
-           "TensorInfo", "Value", "connect"]
+__all__ = ["Comparison", "DType", "Device", "Error", "Explanation", "Future", "Mesh", "Partial", "Redistribution",
+           "Replicate", "Session", "Shard", "Tensor", "TensorChecker", "TensorInfo", "Value", "connect"]
 
+# The columns of dtorch::memory_stats: kMemoryColumns in core/memory_statistics.h.
+_MEMORY_COLUMNS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes", "peak_reserved_bytes", "blocks",
+                   "blocks_made")
 _WAIT_PIECE = 0.1  # seconds between looks for a signal, such as Control-C
 
 
@@ -68,7 +72,7 @@ class TensorInfo:
         return f"TensorInfo({self.dtype}{list(self.shape)}, {self.placements})"
 
 
-class Value:
+class Value(_types.ValueBase):
     """The value of a tensor, contiguous in host memory; immutable. numpy.asarray() and from_dlpack() take it without a
     copy."""
 
@@ -111,6 +115,9 @@ class Value:
             return torch.empty(self.shape, dtype=dtype)
         memory = (ctypes.c_char * self._bytes).from_address(self._address)
         return torch.frombuffer(bytearray(memory), dtype=dtype).reshape(self.shape)
+
+    def _view(self):
+        return _memory.View(self._address, self.dtype, self.shape, _memory.contiguous_strides(self.shape), self._keep)
 
     def item(self):
         return self.torch().item() if self.dtype in _types.WITHOUT_NUMPY else self.numpy().item()
@@ -307,6 +314,40 @@ class Session:
         """`state`: a Tensor from get_rng_state(), or put from torch.get_rng_state()."""
         self.call("dtorch::set_rng_state", state, outputs=0)
 
+    def memory_stats(self, mesh=None, timeout=None):
+        """What the tensors of each worker hold when the operators called so far have run, temporaries of kernels
+        included in the peaks: a dict for each rank of the mesh, in its order. `reserved` is with what is kept for later
+        tensors."""
+        rows = self.call("dtorch::memory_stats", mesh=mesh).numpy(timeout)
+        return [dict(zip(_MEMORY_COLUMNS, map(int, row))) for row in rows]
+
+    def reset_peak_memory(self, mesh=None):
+        """The peaks become what is held then."""
+        self.call("dtorch::reset_peak_memory", outputs=0, mesh=mesh)
+
+    def empty_cache(self, mesh=None):
+        """Memory that workers keep for later tensors goes back to the system."""
+        self.call("dtorch::empty_cache", outputs=0, mesh=mesh)
+
+    @contextlib.contextmanager
+    def range(self, name, mesh=None):
+        """A named range of operators; ranges nest. Workers log how long each took, at level debug."""
+        self.range_push(name, mesh)
+        try:
+            yield
+        finally:
+            self.range_pop(mesh)
+
+    def range_push(self, name, mesh=None):
+        self.call("dtorch::range_push", name, outputs=0, mesh=mesh)
+
+    def range_pop(self, mesh=None):
+        self.call("dtorch::range_pop", outputs=0, mesh=mesh)
+
+    def mark(self, name, mesh=None):
+        """A named moment, in the log as ranges are."""
+        self.call("dtorch::mark", name, outputs=0, mesh=mesh)
+
     def synchronize(self):
         """A Future that resolves when everything before it has run, with the first error that nobody was told of."""
         return Future(Object.made_by(LIBRARY.dtorch_synchronize, self._object.pointer), _nothing)
@@ -328,12 +369,14 @@ class Session:
         return mesh._object.pointer
 
 
-def connect(address=None, timeout=5.0, name=None, sync=False):
+def connect(address=None, timeout=5.0, name=None, sync=False, validate=False):
     """Connects to the dtorchd at `address` (a socket's path, or host:port); default: $DTORCH_SOCKET, or this user's
     daemon. `sync`: each call waits until it has run, and raises its error; an in-place call that was refused has then
-    changed nothing. For finding faults, not for speed."""
+    changed nothing. `validate`: workers check what the kernels of this session read and write (docs/numerics.md). Both are
+    for finding faults, not for speed."""
     info = SessionInfo()
     out = c_void_p()
     program = sys.argv[0] if name is None else name
-    check(LIBRARY.dtorch_connect((address or "").encode(), timeout, program.encode(), sync, byref(out), byref(info)))
+    check(LIBRARY.dtorch_connect((address or "").encode(), timeout, program.encode(), sync, validate, byref(out),
+                                 byref(info)))
     return Session(Object(out.value), info, sync)

@@ -24,10 +24,16 @@ class SessionInfo(ctypes.Structure):
     _fields_ = [("id", c_uint64), ("daemon_pid", c_int64), ("world_size", c_int32)]
 
 
+class ComparisonInfo(ctypes.Structure):
+    _fields_ = [("text", c_char_p), ("problem", c_char_p), ("actual", c_char_p), ("expected", c_char_p),
+                ("first_mismatch", POINTER(c_int64)), ("greatest_at", POINTER(c_int64)), ("dims", c_int32),
+                ("elements", c_int64), ("mismatches", c_int64), ("greatest_difference", c_double)]
+
+
 OBJECT = c_void_p
 OUT = POINTER(c_void_p)
 FUNCTIONS = {
-    "dtorch_connect": [c_char_p, c_double, c_char_p, ctypes.c_int, OUT, POINTER(SessionInfo)],
+    "dtorch_connect": [c_char_p, c_double, c_char_p, c_int, c_int, OUT, POINTER(SessionInfo)],
     "dtorch_mesh": [OBJECT, POINTER(c_int32), c_int32, POINTER(c_int64), c_int32, OUT],
     "dtorch_put": [OBJECT, OBJECT, c_char_p, POINTER(HostTensor), Site, OUT],
     "dtorch_put_shards": [OBJECT, OBJECT, c_char_p, POINTER(HostTensor), c_int32, POINTER(c_int64), c_int32, Site, OUT],
@@ -45,6 +51,9 @@ FUNCTIONS = {
     "dtorch_poll": [OBJECT],
     "dtorch_result": [OBJECT, POINTER(HostTensor), POINTER(c_char_p)],
     "dtorch_json": [OBJECT, POINTER(c_char_p)],
+    "dtorch_checker": [c_char_p, c_int, c_char_p, c_int, OUT],
+    "dtorch_record": [OBJECT, c_char_p, POINTER(HostTensor)],
+    "dtorch_check": [OBJECT, c_char_p, POINTER(HostTensor), c_double, c_double, c_int, POINTER(ComparisonInfo)],
 }
 
 

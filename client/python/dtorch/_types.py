@@ -25,6 +25,12 @@ class TensorBase:
     __slots__ = ()
 
 
+class ValueBase:
+    """Host memory of ours."""
+
+    __slots__ = ()
+
+
 class Device:
     """A device argument of an operator: "cpu". Workers put their own in its place."""
 
