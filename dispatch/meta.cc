@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 #include "dispatch/dtype.h"
 
@@ -154,7 +155,10 @@ absl::StatusOr<OutputMetas> inferMeta(const c10::OperatorHandle& op, const std::
   const bool wrong = std::find(kWrongMetaKernel.begin(), kWrongMetaKernel.end(), name) != kWrongMetaKernel.end();
   absl::StatusOr<std::vector<OutputMeta>> metas = wrong ? absl::UnimplementedError("its Meta kernel is wrong")
                                                         : runOn(c10::Device(c10::kMeta), op, arguments, inputs);
-  if (metas.ok() || !absl::IsUnimplemented(metas.status())) return known(std::move(metas));
+  // Some check for the device where they dispatch, late.
+  const bool hasKernel = !absl::IsUnimplemented(metas.status()) &&
+                         !absl::StrContains(metas.status().message(), "DispatchStub: unsupported device");
+  if (metas.ok() || hasKernel) return known(std::move(metas));
   if (op.hasTag(at::Tag::data_dependent_output)) return OutputMetas();
   if (op.hasTag(at::Tag::pointwise)) {
     metas = inferPointwise(op, arguments, inputs);

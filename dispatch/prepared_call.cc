@@ -1,5 +1,6 @@
 #include "dispatch/prepared_call.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
@@ -36,14 +37,18 @@ at::ScalarType typeOf(const at::Scalar& scalar) {
   return scalar.isComplex() ? at::kComplexDouble : at::kDouble;
 }
 
+at::Tensor nothing() { return at::empty({0}, at::kBool); }
+
 // Numbers are returned as tensors without dimensions, lists of ints as tensors of one.
 absl::Status collect(c10::IValue& value, std::vector<at::Tensor>* outputs) {
   if (value.isTensor()) {
     outputs->push_back(std::move(value).toTensor());
+    // What was not asked for (output_mask).
+    if (!outputs->back().defined()) outputs->back() = nothing();
   } else if (value.isTensorList()) {
     for (const at::Tensor& tensor : value.toTensorVector()) outputs->push_back(tensor);
   } else if (value.isNone()) {
-    outputs->emplace_back();
+    outputs->push_back(nothing());
   } else if (value.isScalar()) {
     outputs->push_back(at::scalar_tensor(value.toScalar(), typeOf(value.toScalar())));
   } else if (value.isIntList()) {

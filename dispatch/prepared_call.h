@@ -27,7 +27,7 @@ class PreparedCall {
                                              at::Device device);
 
   /// Runs the operator on `tensors`, to which the arguments' TensorArg indices refer, and appends its outputs (tensor
-  /// lists flattened, numbers as tensors without dimensions) to `outputs`. Whatever LibTorch throws becomes a Status
+  /// lists flattened, numbers as tensors without dimensions, an undefined one as bool[0]) to `outputs`. Whatever LibTorch throws becomes a Status
   /// with its first line: INVALID_ARGUMENT, UNIMPLEMENTED (no kernel), RESOURCE_EXHAUSTED (out of memory), INTERNAL.
   /// What operators of the "empty" family return is zero: the same on every rank, and nothing that was in the memory
   /// before.

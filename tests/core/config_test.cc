@@ -23,6 +23,7 @@ struct Settings {
   milliseconds timeout = seconds(60);
   ByteSize bytes{256LL << 20};
   std::string socket;
+  std::vector<std::string> libraries;
   bool verbose = false;
   Mode mode = Mode::kProcess;
 };
@@ -36,6 +37,7 @@ const ConfigTable<Settings>& table() {
           {"workers.start_timeout", &Settings::timeout, {milliseconds(1), hours(1)}, "time to come up"},
           {"executor.bytes", &Settings::bytes, {{1}, {1LL << 40}}, "limit in bytes"},
           {"listen.socket", &Settings::socket, {}, "where clients connect"},
+          {"operators.libraries", &Settings::libraries, {}, "what to load"},
           {"log.verbose", &Settings::verbose, {}, "say more"},
       },
       [](Settings& settings, const ConfigOrigins& origins, const ConfigInputs&) -> absl::Status {
@@ -94,8 +96,9 @@ TEST_CASE("without any input, every key has its default") {
 
 TEST_CASE("each type is read from a flag, in either form") {
   const auto loaded = load({"--workers.count=3", "--workers.mode", "thread", "--workers.start_timeout", "1.5s",
-                            "--executor.bytes=64KiB", "--listen.socket", "/tmp/a b#c.sock", "--log.verbose"});
+                            "--executor.bytes=64KiB", "--listen.socket", "/tmp/a b#c.sock", "--log.verbose", "--operators.libraries", " /a.so,, /b c.so"});
   REQUIRE(loaded.ok());
+  CHECK((loaded->config.libraries == std::vector<std::string>{"/a.so", "/b c.so"}));
   CHECK(loaded->config.count == 3);
   CHECK(loaded->config.mode == Mode::kThread);
   CHECK(loaded->config.timeout == milliseconds(1500));

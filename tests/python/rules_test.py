@@ -62,6 +62,18 @@ class RulesTest(unittest.TestCase):
         self.session.declare_rule("example::row_products", "m k, m n -> k n; m:sum; linear 0|1")
         self.same(self.session.call("example::row_products", x, b), torch.full((2, 3), 6.0))
 
+    def test_a_rule_is_verified_row_by_row(self):
+        rng = np.random.default_rng(20)
+        a, b = rng.normal(size=(7, 5)), rng.normal(size=(7, 4))
+        rows = self.session.verify_rule("example::row_products", a, b, timeout=LIMIT)
+        self.assertEqual([row.fault for row in rows], [None] * len(rows))
+        self.assertIn(([Shard(0), Shard(0)], [Partial()]), [(row.inputs, row.outputs) for row in rows])
+        # A wrong one: the greatest of the parts' sums is not their sum.
+        self.session.declare_rule("example::row_products", "m k, m n -> k n; m:max")
+        wrong = [row for row in self.session.verify_rule("example::row_products", a, b, timeout=LIMIT) if row.fault]
+        self.assertEqual([row.outputs for row in wrong], [[Partial("max")]])
+        self.session.declare_rule("example::row_products", "m k, m n -> k n; m:sum; linear 0|1")
+
     def test_the_configuration_denies_operators(self):
         x = self.session.put(torch.ones(2))
         with self.assertRaisesRegex(dtorch.Error, "operators.deny"):

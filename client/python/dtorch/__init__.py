@@ -23,10 +23,11 @@ from ._explanation import Explanation, Redistribution
 from ._placement import Partial, Replicate, Shard, placement_of
 from ._library import DEADLINE_EXCEEDED, Error, HostTensor, LIBRARY, Object, SessionInfo, Site, check
 from ._types import Device, DType
+from ._verification import RowResult, verify_rule
 from ._wire import Encoder
 
 __all__ = ["Comparison", "DType", "Device", "Error", "Explanation", "Future", "Mesh", "Partial", "Redistribution",
-           "Replicate", "Session", "Shard", "Tensor", "TensorChecker", "TensorInfo", "Value", "connect"]
+           "Replicate", "RowResult", "Session", "Shard", "Tensor", "TensorChecker", "TensorInfo", "Value", "connect"]
 
 # The columns of dtorch::memory_stats: kMemoryColumns in core/memory_statistics.h.
 _MEMORY_COLUMNS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes", "peak_reserved_bytes", "blocks",
@@ -295,6 +296,12 @@ class Session:
         docs/rules.md)."""
         Future(Object.made_by(LIBRARY.dtorch_declare_rule, self._object.pointer, name.encode(), rule.encode()),
                _nothing).wait(timeout)
+
+    def verify_rule(self, name, *arguments, outputs=1, rtol=1e-5, atol=1e-6, timeout=None, **named):
+        """Whether the placement rule of an operator is right for these arguments (NumPy arrays where it takes tensors):
+        each of its rows is run on all workers and compared with the operator on whole tensors. A list with a RowResult a
+        row; its `fault` is None where the row is right."""
+        return verify_rule(self, name, arguments, named, outputs, rtol, atol, timeout)
 
     def operators(self, timeout=None):
         """The operators that have a placement rule: a list of (name with overload, whether it is pointwise)."""

@@ -37,17 +37,17 @@ absl::StatusOr<Factors> backwardFactors(const RuleCall& call, absl::string_view)
   const bool one = call.integer("groups", 1) == 1;
   const bool transposed = call.flag("transposed");
   const std::string in = one ? "c" : "[c]";
-  const Value* mask = call.argument("output_mask");
-  const auto* wanted = mask == nullptr ? nullptr : mask->as<std::vector<bool>>();
-  if (wanted == nullptr || wanted->size() != 3 || !(*wanted)[0] || !(*wanted)[1] || !(*wanted)[2]) {
-    return absl::UnimplementedError("it does not return all three gradients");
-  }
   if (call.inputs[1]->shape.size() != call.inputs[0]->shape.size()) return absl::UnimplementedError("no batch");
   const std::string weight = transposed ? absl::StrCat(in, " [o]") : absl::StrCat("[o] ", in);
-  absl::StatusOr<Factors> factors = notationFactors(
+  // What was not asked for is empty.
+  const auto output = [&](std::size_t o, const std::string& term) {
+    return call.outputs[o]->dtype == DType::kBool ? std::string("*") : term;
+  };
+  return notationFactors(
       call, absl::StrCat("n [o]", spatial(dims, "y"), ", n ", in, spatial(dims, "x"), ", ", weight, spatial(dims, "k"),
-                         " -> n ", in, spatial(dims, "x"), ", ", weight, spatial(dims, "k"), ", [o]; n:sum; linear 0"));
-  return factors;
+                         " -> ", output(0, absl::StrCat("n ", in, spatial(dims, "x"))), ", ",
+                         output(1, absl::StrCat(weight, spatial(dims, "k"))), ", ", output(2, "[o]"),
+                         "; n:sum; linear 0"));
 }
 
 constexpr std::array kRules = std::to_array<Rule>({

@@ -162,7 +162,6 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::_euclidean_dist", notationFactors, "m [k], n [k] -> m n"},
     {"aten::matrix_power", notationFactors, "... [n] [n] -> ... [n] [n]"},
     {"aten::linalg_matrix_power", notationFactors, "... [n] [n] -> ... [n] [n]"},
-    {"aten::lstm_cell", notationFactors, "b [i], b [h], *, *, *, *, * -> b [h]"},
     {"aten::gru_cell", notationFactors, "b [i], b [h], *, *, *, * -> b [h]"},
     {"aten::rnn_tanh_cell", notationFactors, "b [i], b [h], *, *, *, * -> b [h]"},
     {"aten::rnn_relu_cell", notationFactors, "b [i], b [h], *, *, *, * -> b [h]"},

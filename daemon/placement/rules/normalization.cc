@@ -8,6 +8,11 @@
 namespace dtorch {
 namespace {
 
+// The term of output `o`; what was not asked for (output_mask) is empty.
+std::string asked(const RuleCall& call, std::size_t o, const std::string& term) {
+  return call.outputs[o]->dtype == DType::kBool ? "*" : term;
+}
+
 // The last dimensions, as many as argument `normalized_shape` has, are normalised and stay whole; the others pass
 // through. Detail: what the inputs and outputs are, with N for the normalised dimensions and S for as many of extent 1.
 absl::StatusOr<Factors> lastDimsFactors(const RuleCall& call, absl::string_view detail) {
@@ -59,7 +64,8 @@ absl::StatusOr<Factors> batchNormBackwardFactors(const RuleCall& call, absl::str
   const bool training = call.flag("train", true);
   const std::string x = absl::StrCat(training ? "[n]" : "n", " c", spatial);
   // Where statistics are given, the gradients of weight and bias are sums over the batch.
-  return notationFactors(call, absl::StrCat(x, ", ", x, ", c, c, c, c, c -> ", x, ", c, c", training ? "" : "; n:sum"));
+  return notationFactors(call, absl::StrCat(x, ", ", x, ", c, c, c, c, c -> ", asked(call, 0, x), ", ",
+                                            asked(call, 1, "c"), ", ", asked(call, 2, "c"), training ? "" : "; n:sum"));
 }
 
 // Groups are of channels, so that these stay whole; batch passes through, its size being argument N.
@@ -68,27 +74,20 @@ absl::StatusOr<Factors> groupNormFactors(const RuleCall& call, absl::string_view
   for (std::size_t d = 2; d < call.inputs[0]->shape.size(); ++d) absl::StrAppend(&x, " [s", d, "]");
   if (detail == "composite") return notationFactors(call, absl::StrCat(x, ", [c], [c] -> ", x));
   if (detail == "native") return notationFactors(call, absl::StrCat(x, ", [c], [c] -> ", x, ", n [g]; sizes N=0.0"));
-  const Value* mask = call.argument("output_mask");
-  const auto* wanted = mask == nullptr ? nullptr : mask->as<std::vector<bool>>();
-  if (wanted == nullptr || wanted->size() != 3 || !(*wanted)[0] || !(*wanted)[1] || !(*wanted)[2]) {
-    return absl::UnimplementedError("it does not return all three gradients");
-  }
-  return notationFactors(call,
-                         absl::StrCat(x, ", ", x, ", n [g], n [g], [c] -> ", x, ", [c], [c]; n:sum; sizes N=0.0"));
+  return notationFactors(call, absl::StrCat(x, ", ", x, ", n [g], n [g], [c] -> ", asked(call, 0, x), ", ",
+                                            asked(call, 1, "[c]"), ", ", asked(call, 2, "[c]"), "; n:sum",
+                                            asked(call, 0, x) == x ? "; sizes N=0.0" : ""));
 }
 
 absl::StatusOr<Factors> layerNormBackwardFactors(const RuleCall& call, absl::string_view) {
-  const Value* mask = call.argument("output_mask");
-  const auto* wanted = mask == nullptr ? nullptr : mask->as<std::vector<bool>>();
-  for (std::size_t o = 0; wanted == nullptr || o < wanted->size(); ++o) {
-    if (wanted == nullptr || !(*wanted)[o]) return absl::UnimplementedError("it does not return all gradients");
-  }
-  const bool rms = wanted->size() == 2;
-  absl::StatusOr<Factors> factors = lastDimsFactors(
-      call, rms ? "... N, ... N, ... S, N -> ... N, N" : "... N, ... N, ... S, ... S, N, N -> ... N, N, N");
+  const bool rms = call.outputs.size() == 2;
+  const std::string inputs = rms ? "... N, ... N, ... S, N" : "... N, ... N, ... S, ... S, N, N";
+  absl::StatusOr<Factors> factors =
+      lastDimsFactors(call, absl::StrCat(inputs, " -> ", asked(call, 0, "... N"), ", ", asked(call, 1, "N"),
+                                         rms ? "" : absl::StrCat(", ", asked(call, 2, "N"))));
   if (!factors.ok()) return factors.status();
   // Each row adds to the gradients of weight and bias.
-  for (const int factor : factors->outputs[0]) {
+  for (const int factor : factors->inputs[0]) {
     if (factor != Factors::kWhole) factors->reduced.push_back({factor, ReduceOp::kSum});
   }
   return factors;
