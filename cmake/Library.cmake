@@ -77,7 +77,7 @@ function(dtorch_python_test name label)
       return()
     endif()
     set(python ${CMAKE_COMMAND} -E env PYTHONPATH=${CMAKE_SOURCE_DIR}/client/python
-      DTORCH_LIBRARY_PATH=${CMAKE_RUNTIME_OUTPUT_DIRECTORY} ${DTORCH_TORCH_PYTHON})
+      DTORCH_LIBRARY_PATH=${CMAKE_RUNTIME_OUTPUT_DIRECTORY} TORCH_CPP_LOG_LEVEL=ERROR ${DTORCH_TORCH_PYTHON})
   endif()
   add_test(NAME ${name} COMMAND ${python} ${CMAKE_CURRENT_SOURCE_DIR}/${arg_SCRIPT} ${arg_ARGS})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)

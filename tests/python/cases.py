@@ -136,7 +136,7 @@ def scalar(value, dtype):
 def remote_arguments(call, remote):
     """Of a call whose tensors are `remote` ones. TypeError: an argument that is not sent."""
     given = iter(remote)
-    args, kwargs = samples.tree_map(lambda leaf: next(given) if is_tensor(leaf) else leaf, (call.args, call.kwargs))
+    args, kwargs = samples.mapped(lambda _: next(given), (call.args, call.kwargs))
     kwargs.pop("generator", None)
     device = kwargs.get("device")
     if device is not None and torch.device(device).type != "cpu":

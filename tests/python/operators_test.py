@@ -69,7 +69,7 @@ def run(options, session):
     sources = [source for source in samples.sources(options.samples) if options.only in source.name]
     chosen = sources[part::parts]
     started = time.monotonic()
-    seen = set()
+    seen = samples.Seen()
     for number, source in enumerate(chosen):
         for program in source.runs():
             for call in samples.calls(program, seen):

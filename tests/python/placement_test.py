@@ -187,7 +187,7 @@ def pattern_of(call):
     """Equal for calls whose tensors differ in extents only, as far as these are unlike."""
     extents = {0: 0, 1: 1}
     shapes = tuple((tensor.dtype, tuple(extents.setdefault(e, len(extents)) for e in tensor.shape)) for tensor in call.tensors)
-    rest = [str(leaf) for leaf in samples.tree_flatten((call.args, call.kwargs))[0] if not is_tensor(leaf)]
+    rest = [str(leaf) for leaf in samples.leaves((call.args, call.kwargs)) if not is_tensor(leaf)]
     return call.name, shapes, tuple(rest)
 
 
@@ -220,7 +220,7 @@ def chosen_sources(options, rng):
 def prove(options, prover, rng):
     started = time.monotonic()
     out_of_time = lambda: bool(options.budget) and time.monotonic() - started > options.budget
-    seen = set()
+    seen = samples.Seen()
     sources = chosen_sources(options, rng)
     for number, source in enumerate(sources):
         for program in source.runs():
@@ -244,7 +244,7 @@ def try_random(options, prover, rng):
     sources = chosen_sources(options, rng)
     told = 0
     while prover.cases < options.random:
-        calls = [call for program in some(rng.choice(sources).runs(), rng, 3) for call in samples.calls(program, set())
+        calls = [call for program in some(rng.choice(sources).runs(), rng, 3) for call in samples.calls(program, samples.Seen())
                  if call.name in prover.registry]
         for call in rng.sample(calls, min(len(calls), 12)):
             rows = prover.rows_of(call)

@@ -3,7 +3,7 @@ import itertools
 
 import torch
 
-from dtorch import Partial, Shard
+from dtorch import Replicate
 
 
 def is_shard(placement):
@@ -21,26 +21,29 @@ def chunks(extent, count):
 
 
 def split(value, placement, count, rng):
-    """What `value` is along one mesh dimension of `count` ranks."""
+    """What each of `count` ranks holds of a Shard or a Partial."""
     if is_shard(placement):
         return [value.narrow(placement.dim, offset, length).contiguous()
                 for offset, length in chunks(value.shape[placement.dim], count)]
-    return parts_of(value, placement.reduce_op, count, rng) if is_partial(placement) else [value] * count
+    return parts_of(value, placement.reduce_op, count, rng)
 
 
 def distribute(value, mesh_shape, placements, rng):
     """By mesh coordinate. Each mesh dimension splits what those before it left."""
     if not mesh_shape:
         return {(): value}
-    parts = split(value, placements[0], mesh_shape[0], rng)
-    return {(i, *rest): local for i, part in enumerate(parts)
-            for rest, local in distribute(part, mesh_shape[1:], placements[1:], rng).items()}
+    inner = lambda part: distribute(part, mesh_shape[1:], placements[1:], rng)
+    if is_shard(placements[0]) or is_partial(placements[0]):
+        parts = list(map(inner, split(value, placements[0], mesh_shape[0], rng)))
+    else:
+        parts = [inner(value)] * mesh_shape[0]
+    return {(i, *rest): local for i, part in enumerate(parts) for rest, local in part.items()}
 
 
 def local_shapes(shape, mesh_shape, placements):
     """By mesh coordinate, of a value of global `shape`."""
     locals = distribute(torch.empty(shape, device="meta"), mesh_shape,
-                        [placement if is_shard(placement) else None for placement in placements], None)
+                        [placement if is_shard(placement) else Replicate() for placement in placements], None)
     return {coordinate: local.shape for coordinate, local in locals.items()}
 
 
@@ -117,7 +120,8 @@ def has_parts(value, op):
     if value.dtype.is_complex and op in ("min", "max"):
         return False
     if not (value.is_floating_point() or value.is_complex()):
-        return True
+        limit = torch.iinfo(value.dtype).max // 8
+        return op != "avg" or bool(((value < limit) & (value > -limit)).all())
     limit = torch.finfo(value.dtype).max / 8
     return bool((value.isfinite() & (value.abs() < limit)).all())
 
@@ -180,9 +184,3 @@ def summands(value, op, count, draw):
 
 def coordinates(mesh_shape):
     return list(itertools.product(*map(range, mesh_shape)))
-
-
-def placement(text):
-    """ "S(0)", "R", "P(sum)" as an object of the client's."""
-    from dtorch import Replicate
-    return Replicate() if text == "R" else Shard(int(text[2:-1])) if text[0] == "S" else Partial(text[2:-1])

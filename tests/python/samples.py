@@ -5,6 +5,7 @@ it keeps every ATen call made, composite operators (aten::matmul) as well as wha
 its twins (in-place form, `.out` overload, overloads for numbers) and variants (other dtypes and sizes). What a call shall
 give is computed by PyTorch in this process, from copies of the arguments.
 """
+import collections
 import contextlib
 import functools
 import itertools
@@ -13,7 +14,7 @@ import warnings
 
 import torch
 from torch.testing._internal import common_methods_invocations as database
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -32,6 +33,26 @@ def is_tensor(leaf):
     return isinstance(leaf, torch.Tensor)
 
 
+def leaves(tree):
+    """Of nested lists, tuples and dictionaries, in order."""
+    if isinstance(tree, (list, tuple)):
+        return [leaf for item in tree for leaf in leaves(item)]
+    if isinstance(tree, dict):
+        return leaves(list(tree.values()))
+    return [tree]
+
+
+def mapped(function, tree):
+    """`tree` with function(tensor) in place of each tensor."""
+    if is_tensor(tree):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {name: mapped(function, item) for name, item in tree.items()}
+    if isinstance(tree, (list, tuple)) and not isinstance(tree, torch.Size):
+        return [mapped(function, item) for item in tree]
+    return tree
+
+
 def plain(tensor):
     """Whether it can be sent: dense memory of this process."""
     return (tensor.layout == torch.strided and tensor.device.type == "cpu" and tensor.dtype in DTYPES
@@ -40,7 +61,7 @@ def plain(tensor):
 
 
 def copied(tree):
-    return tree_map(lambda leaf: leaf.detach().clone() if is_tensor(leaf) else leaf, tree)
+    return mapped(lambda tensor: tensor.detach().clone(), tree)
 
 
 class Outcome:
@@ -58,7 +79,7 @@ class Call:
     def __init__(self, overload, args, kwargs):
         self.overload = overload
         if self.is_random:  # numbers are drawn in the order of memory, and tensors are sent contiguous
-            args, kwargs = tree_map(lambda leaf: leaf.contiguous() if is_tensor(leaf) else leaf, (args, kwargs))
+            args, kwargs = mapped(torch.Tensor.contiguous, (args, kwargs))
         self.args = list(args)
         self.kwargs = {argument.name: kwargs[argument.name] for argument in overload._schema.arguments
                        if argument.name in kwargs}  # in the schema's order
@@ -69,7 +90,7 @@ class Call:
 
     @functools.cached_property
     def tensors(self):
-        return [leaf for leaf in tree_flatten((self.args, self.kwargs))[0] if is_tensor(leaf)]
+        return list(filter(is_tensor, leaves((self.args, self.kwargs))))
 
     @functools.cached_property
     def key(self):
@@ -96,7 +117,7 @@ class Call:
         """In `tensors`, of those given for schema arguments that are `wanted`."""
         found, at = [], 0
         for argument, value in self.bound.items():
-            count = sum(map(is_tensor, tree_flatten(value)[0]))
+            count = sum(map(is_tensor, leaves(value)))
             found += range(at, at + count) if wanted(argument) else ()
             at += count
         return found
@@ -114,13 +135,13 @@ class Call:
     def outcome(self):
         """Raises what PyTorch raises."""
         args, kwargs = copied((self.args, self.kwargs))
-        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if is_tensor(leaf)]
+        tensors = list(filter(is_tensor, leaves((args, kwargs))))
         if self.is_random:
-            torch.manual_seed(SEED)
+            torch.default_generator.manual_seed(SEED)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = self.overload(*args, **kwargs)
-        results = tree_flatten(result)[0] if self.overload._schema.returns else []
+        results = leaves(result) if self.overload._schema.returns else []
         if not all(plain(leaf) for leaf in results if is_tensor(leaf)):
             raise TypeError("a result that cannot be sent")
         if any(self.tensors[i].shape != tensors[i].shape for i in self.positions(lambda argument: argument.is_out)):
@@ -128,8 +149,8 @@ class Call:
         return Outcome(results, tensors)
 
     def __str__(self):
-        show = lambda leaf: f"{str(leaf.dtype)[6:]}{list(leaf.shape)}" if is_tensor(leaf) else leaf
-        args, kwargs = tree_map(show, (self.args, self.kwargs))
+        show = lambda tensor: f"{str(tensor.dtype)[6:]}{list(tensor.shape)}"
+        args, kwargs = mapped(show, (self.args, self.kwargs))
         text = ", ".join([str(arg) for arg in args] + [f"{name}={value}" for name, value in kwargs.items()])
         return f"{self.name}({text.replace(chr(39), '')[:300]})"
 
@@ -140,10 +161,11 @@ def writes(argument):
 
 def key_of(overload, args, kwargs):
     """Equal for calls that differ in values of tensors only."""
-    def describe(leaf):
-        return (leaf.dtype, tuple(leaf.shape), leaf.stride()) if is_tensor(leaf) else (type(leaf), str(leaf))
-    leaves, spec = tree_flatten((list(args), kwargs))
-    return overload, str(spec), tuple(map(describe, leaves))
+    def describe(tree):
+        if is_tensor(tree):
+            return tree.dtype, tree.shape, tree.stride()
+        return tuple(map(describe, tree)) if isinstance(tree, (list, tuple)) else (type(tree), str(tree))
+    return overload, describe(args), tuple((name, describe(value)) for name, value in kwargs.items())
 
 
 class Recorder(SchemaCheckMode):
@@ -169,7 +191,7 @@ class Recorder(SchemaCheckMode):
     def keep(self, overload, args, kwargs):
         if overload.namespace != "aten":
             return False
-        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if is_tensor(leaf)]
+        tensors = list(filter(is_tensor, leaves((args, kwargs))))
         memories = [tensor.untyped_storage().data_ptr() for tensor in tensors if plain(tensor) and tensor.numel()]
         if not all(map(plain, tensors)) or len(set(memories)) < len(memories):
             return False
@@ -201,7 +223,7 @@ def takes_apart(overload):
 def record(program, seen):
     """The new calls of `program`, also when it raises in their midst."""
     recorder = Recorder(seen)
-    torch.manual_seed(SEED)
+    torch.default_generator.manual_seed(SEED)
     with contextlib.suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with recorder:
@@ -209,15 +231,29 @@ def record(program, seen):
     return recorder.calls
 
 
+class Seen:
+    """What calls there were: `keys`, and of twins how many with tensors of the same ranks and dtypes."""
+
+    MOST = 2
+
+    def __init__(self):
+        self.keys = set()
+        self.twins = collections.Counter()
+
+    def is_new(self, twin):
+        like = twin.overload, tuple((tensor.dtype, tensor.dim()) for tensor in twin.tensors)
+        new = twin.key not in self.keys and self.twins[like] < self.MOST
+        self.keys.add(twin.key)
+        self.twins[like] += new
+        return new
+
+
 def calls(program, seen):
-    """The new calls of `program` and their twins, as far as PyTorch can run them."""
-    for call in record(program, seen):
+    """The new calls of `program`, and new twins of theirs, as far as PyTorch can run them."""
+    for call in record(program, seen.keys):
         if works(call):
             yield call
-        for twin in twins(call):
-            if twin.key not in seen and works(twin):
-                yield twin
-            seen.add(twin.key)
+        yield from (twin for twin in twins(call) if seen.is_new(twin) and works(twin))
 
 
 # Twins
@@ -345,19 +381,19 @@ def variants(call):
 
 
 def retype(call, present, dtype):
-    change = lambda leaf: leaf.to(dtype) if is_tensor(leaf) and leaf.dtype in present else leaf
-    return Call(call.overload, *tree_map(change, (call.args, call.kwargs)))
+    change = lambda tensor: tensor.to(dtype) if tensor.dtype in present else tensor
+    return Call(call.overload, *mapped(change, (call.args, call.kwargs)))
 
 
 def resize(call, extents):
     """Values are repeated, or left out, element by element: they stay in the operator's domain."""
-    def change(leaf):
-        if not is_tensor(leaf) or leaf.dim() == 0 or leaf.numel() == 0:
-            return leaf
-        shape = [extents.get(extent, extent) for extent in leaf.shape]
+    def change(tensor):
+        if tensor.dim() == 0 or tensor.numel() == 0:
+            return tensor
+        shape = [extents.get(extent, extent) for extent in tensor.shape]
         count = torch.Size(shape).numel()
-        return leaf.contiguous().flatten()[torch.arange(count) % leaf.numel()].reshape(shape)
-    return Call(call.overload, *tree_map(change, (call.args, call.kwargs)))
+        return tensor.contiguous().flatten()[torch.arange(count) % tensor.numel()].reshape(shape)
+    return Call(call.overload, *mapped(change, (call.args, call.kwargs)))
 
 
 # Programs
@@ -391,11 +427,11 @@ def programs_of(op, count, functions, backward):
 
 
 def differentiate(function, sample):
-    leaves = [leaf for leaf in tree_flatten((sample.input, sample.args, sample.kwargs))[0]
+    inputs = [leaf for leaf in tree_flatten((sample.input, sample.args, sample.kwargs))[0]
               if is_tensor(leaf) and leaf.requires_grad]
     results = [leaf for leaf in tree_flatten(function(sample.input, *sample.args, **sample.kwargs))[0]
                if is_tensor(leaf) and leaf.requires_grad]
-    torch.autograd.grad(results, leaves, [torch.rand_like(result) for result in results], allow_unused=True)
+    torch.autograd.grad(results, inputs, [torch.rand_like(result) for result in results], allow_unused=True)
 
 
 def sources(count=0, backward=True):
