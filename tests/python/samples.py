@@ -12,6 +12,7 @@ import itertools
 import re
 import warnings
 
+import more_programs
 import torch
 from torch.testing._internal import common_methods_invocations as database
 from torch.utils._pytree import tree_flatten
@@ -27,6 +28,9 @@ UNINITIALISED = re.compile(r"aten::(_?new_|_)?empty(_|\.|$)|aten::_efficientzero
 NOT_TO_THE_BIT = {"aten::linalg_lstsq": "LAPACK's gelsy takes the pivots that it is given; PyTorch gives uninitialised ones"}
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
+
+
+warnings.filterwarnings("ignore", module="torch.testing")
 
 
 def is_tensor(leaf):
@@ -181,10 +185,11 @@ class Recorder(SchemaCheckMode):
     def __torch_dispatch__(self, overload, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if not self.keep(overload, args, kwargs) or not takes_apart(overload):
-            return overload(*args, **kwargs)
+            with torch._C._DisablePythonDispatcher():  # which has decompositions of its own
+                return overload(*args, **kwargs)
         torch._ops._set_mode_pre_dispatch(self)
         try:
-            return overload.decompose(*args, **kwargs)
+            return overload._op_dk(COMPOSITE, *args, **kwargs)
         finally:
             torch._ops._pop_mode_from_pre_dispatch()
 
@@ -216,7 +221,7 @@ class Recorder(SchemaCheckMode):
 @functools.lru_cache(None)
 def takes_apart(overload):
     """Whether PyTorch's CPU kernel is other ATen calls."""
-    has = overload.has_kernel_for_dispatch_key
+    has = functools.partial(torch._C._dispatch_has_kernel_for_dispatch_key, overload.name())
     return has(COMPOSITE) and not has(torch._C.DispatchKey.CPU) and not has(torch._C.DispatchKey.AutogradCPU)
 
 
@@ -270,40 +275,45 @@ def kinds(arguments):
     return [(argument.name, str(argument.type)) for argument in arguments]
 
 
+OPTIONS = {"dtype", "layout", "device", "pin_memory"}  # that an out argument stands for
+
+
 @functools.lru_cache(None)
-def twin_overloads(overload):
-    """In-place, out and copying forms of a functional operator; its overloads that differ in arguments' types only."""
+def forms(overload):
+    """Other overloads of the operator: those that take the same arguments (in-place, functional, copying); with out
+    arguments besides; with other types of arguments."""
     schema = overload._schema
-    if any(map(writes, schema.arguments)):
-        return [], [], [], []
     base, wanted = schema.name.split("::")[1], kinds(schema.arguments)
-    inplace = [other for other in overloads(base + "_") if kinds(other._schema.arguments) == wanted]
-    copying = [other for other in overloads(base + "_copy") if kinds(other._schema.arguments) == wanted]
+    if any(argument.is_out for argument in schema.arguments):
+        return [], [], []
+    inplace = any(map(writes, schema.arguments))
+    names = [base[:-1]] if inplace and base.endswith("_") else [] if inplace else [base + "_", base + "_copy"]
+    same = [other for name in names for other in overloads(name) if kinds(other._schema.arguments) == wanted]
     out, similar = [], []
-    for other in overloads(base):
+    for other in overloads(base) if not inplace else ():
         arguments = other._schema.arguments
         outs = [argument for argument in arguments if argument.is_out]
-        if outs and kinds(arguments[:-len(outs)]) == wanted:
+        if outs and kinds(arguments[:-len(outs)]) in (wanted, [kind for kind in wanted if kind[0] not in OPTIONS]):
             out.append(other)
         elif not outs and other is not overload and {name for name, _ in kinds(arguments)} >= {n for n, _ in wanted}:
             similar.append(other)
-    return inplace, copying, out, similar
+    return same, out, similar
 
 
 def twins(call):
-    """Calls of the same operator's other forms, whether PyTorch can run them or not."""
-    inplace, copying, out, similar = twin_overloads(call.overload)
-    for other in inplace + copying:
-        yield Call(other, call.args, call.kwargs)
-    for other in out if works(call) else ():
-        yield with_out(other, call)
-    for other in similar:
-        converted = with_types(other, call)
-        if converted is not None:
-            yield converted
-            inplace, _, out, _ = twin_overloads(other)
-            yield from (Call(twin, converted.args, converted.kwargs) for twin in inplace)
-            yield from (with_out(twin, converted) for twin in (out if works(converted) else ()))
+    """Calls of the operator's other forms, and of their forms, whether PyTorch can run them or not."""
+    there, level = {call.overload}, [call]
+    for _ in range(2):
+        level = [twin for each in level for twin in direct_twins(each, there)]
+        yield from level
+
+
+def direct_twins(call, there):
+    same, out, similar = ([other for other in form if other not in there] for form in forms(call.overload))
+    there.update(same, out, similar)
+    yield from (Call(other, call.args, call.kwargs) for other in same)
+    yield from (with_out(other, call) for other in (out if works(call) else ()))
+    yield from filter(None, (with_types(other, call) for other in similar))
 
 
 def works(call):
@@ -322,7 +332,7 @@ def with_out(other, call):
         given = {outs[0].name: results}
     else:
         given = {argument.name: result for argument, result in zip(outs, results)}
-    return Call(other, call.args, {**call.kwargs, **given})
+    return Call(other, call.args, {**call.kwargs, **given})  # keeps what `other` has
 
 
 def with_types(other, call):
@@ -334,12 +344,11 @@ def with_types(other, call):
             if not argument.has_default_value():
                 return None
             continue
-        value, kind = given[argument.name], str(argument.type)
-        if kind in ("Tensor", "number") and is_tensor(value) != (kind == "Tensor"):
-            if kind == "number" and value.numel() == 0 or value is None or isinstance(value, (list, str)):
-                return None
-            value = value.flatten()[0].item() if kind == "number" else torch.tensor(value)
-            changed = True
+        value, kind = given[argument.name], str(argument.type).removeprefix("Optional[").removesuffix("]")
+        if kind in ("number", "float", "int") and is_tensor(value) and value.numel():
+            value, changed = value.flatten()[0].item(), True
+        elif kind == "Tensor" and isinstance(value, (bool, int, float, complex)):
+            value, changed = torch.tensor(value), True
         if argument.kwarg_only or len(args) < len(kwargs):
             kwargs[argument.name] = value
         else:
@@ -440,11 +449,25 @@ def sources(count=0, backward=True):
         functions = [op.op] + [alias.op for alias in op.aliases]
         yield Source(op.name + (f".{op.variant_test_name}" if op.variant_test_name else ""),
                      functools.partial(programs_of, op, count, functions, backward))
+    by_hand = itertools.groupby(more_programs.programs(), lambda item: item[0])
+    for name, group in [(name, [function for _, function in group]) for name, group in by_hand]:
+        yield Source(name, functools.partial(must_work, name, group))
     for foreach in (database.foreach_unary_op_db, database.foreach_binary_op_db, database.foreach_pointwise_op_db,
                     database.foreach_reduce_op_db, database.foreach_other_op_db):
         for op in foreach:
             functions = [function for function in (op.method_variant, op.inplace_variant) if function is not None]
-            yield Source(op.name, functools.partial(programs_of, op, count or 20, functions, False))
+            yield Source(op.name, functools.partial(programs_of, op, min(count or 12, 12), functions, False))
+
+
+def must_work(name, functions):
+    for function in functions:
+        def program(function=function):
+            try:
+                function()
+            except Exception as error:
+                print(f"  {name}{function.args}: {error}", flush=True)
+                raise
+        yield program
 
 
 # Comparison

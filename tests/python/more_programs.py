@@ -1,0 +1,290 @@
+"""Programs for operators that PyTorch's samples do not reach: each a name and a function that makes the calls."""
+import functools
+import itertools
+
+import torch
+
+aten = torch.ops.aten
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+WHOLE = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+SHAPES = [(5, 4), (6,), (3, 2, 7), (4, 0), (2, 1, 3, 4)]
+
+
+def draw(shape, dtype=torch.float32, low=-2, high=2):
+    if dtype.is_floating_point or dtype.is_complex:
+        return (torch.rand(shape, dtype=torch.float64) * (high - low) + low).to(dtype)
+    return torch.randint(low, high, shape).to(dtype) if dtype != torch.bool else torch.randint(0, 2, shape).bool()
+
+
+def over(dtypes, shapes=None):
+    """Runs the function for each dtype and shape."""
+    def decorate(function):
+        return [functools.partial(function, *choice) for choice in itertools.product(shapes or SHAPES, dtypes)]
+    return decorate
+
+
+ADAM = dict(lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.02, eps=1e-6, maximize=False)
+PARAMETERS = [(5, 4), (6,), (3, 2, 7), (2, 1, 3, 4), (9, 2)]
+
+
+@over([torch.float32, torch.float64], PARAMETERS)
+def fused_adam(shape, dtype):
+    for name in "_fused_adam_", "_fused_adamw_":
+        for amsgrad in False, True:
+            shapes = [shape, (3, 5), (7,)]
+            make = lambda low=-2, high=2: [draw(each, dtype, low, high) for each in shapes]
+            steps = [torch.tensor(3.0) for _ in shapes]
+            greatest = make(0, 1) if amsgrad else []
+            lists = make(), make(), make(), make(0, 1), greatest, steps
+            getattr(aten, name).default(*lists, amsgrad=amsgrad, **ADAM)
+            lists = make(), make(), make(), make(0, 1), make(0, 1) if amsgrad else [], [torch.tensor(3.0) for _ in shapes]
+            getattr(aten, name).tensor_lr(*lists, amsgrad=amsgrad, **{**ADAM, "lr": torch.tensor(0.1)})
+
+
+@over([torch.float32, torch.float64], PARAMETERS)
+def fused_sgd(shape, dtype):
+    options = dict(weight_decay=0.02, momentum=0.9, dampening=0.1, nesterov=False, maximize=False, is_first_step=False)
+    shapes = [shape, (3, 5), (7,)]
+    make = lambda: [draw(each, dtype) for each in shapes]
+    aten._fused_sgd_.default(make(), make(), make(), lr=0.1, **options)
+    aten._fused_sgd_.default(make(), make(), [], lr=0.1, **{**options, "momentum": 0.0, "dampening": 0.0})
+    aten._fused_sgd_.tensor_lr(make(), make(), make(), lr=torch.tensor(0.1), **options)
+
+
+@over([torch.float32, torch.float64], PARAMETERS)
+def fused_adagrad(shape, dtype):
+    options = dict(lr_decay=0.01, weight_decay=0.02, eps=1e-6, maximize=False)
+    shapes = [shape, (3, 5), (7,)]
+    make = lambda low=-2: [draw(each, dtype, low) for each in shapes]
+    steps = [torch.tensor(3.0) for _ in shapes]
+    aten._fused_adagrad_.default(make(), make(), make(0), steps, lr=0.1, **options)
+    steps = [torch.tensor(3.0) for _ in shapes]
+    aten._fused_adagrad_.tensor_lr(make(), make(), make(0), steps, lr=torch.tensor(0.1), **options)
+
+
+@over([torch.float32, torch.float64, torch.bfloat16, torch.int64], PARAMETERS)
+def foreach_with_tensors(shape, dtype):
+    make = lambda low=1: [draw(each, dtype, low, 5) for each in (shape, (3, 5), (7,))]
+    number = torch.tensor(3, dtype=dtype)
+    for name in "_foreach_add", "_foreach_mul", "_foreach_div":
+        getattr(aten, name).Tensor(make(), number)
+    aten._foreach_add.Tensor(make(), number, alpha=2)
+    for name in ["_foreach_addcmul"] + ["_foreach_addcdiv"] * dtype.is_floating_point:
+        getattr(aten, name).ScalarList(make(), make(), make(), [1, 2, 3])
+        getattr(aten, name).Tensor(make(), make(), make(), torch.tensor([1.0, 2, 3]).to(dtype))
+    for name in "_foreach_add", "_foreach_sub", "_foreach_mul", "_foreach_div", "_foreach_pow", "_foreach_lerp", \
+            "_foreach_clamp_min", "_foreach_clamp_max", "_foreach_minimum", "_foreach_maximum":
+        lists = (make(), make()) if name == "_foreach_lerp" else (make(),)
+        if hasattr(getattr(aten, name), "ScalarList") and not (dtype == torch.int64 and name == "_foreach_lerp"):
+            getattr(aten, name).ScalarList(*lists, [2, 1, 3])
+    aten._foreach_pow.ScalarAndTensor(2, make())
+    aten._foreach_copy_.default(make(), make())
+    aten._foreach_copy.default(make(), make())
+    aten._foreach_zero_.default(make())
+
+
+@over(WHOLE + [torch.bool])
+def bitwise(shape, dtype):
+    a, b = draw(shape, dtype, 0, 5), draw(shape, dtype, 0, 5)
+    names = ["__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__"]
+    names += ["__lshift__", "__rshift__", "__ilshift__", "__irshift__"] if dtype != torch.bool else []
+    for name in names:
+        getattr(aten, name).Tensor(a.clone(), b)
+        getattr(aten, name).Scalar(a.clone(), dtype != torch.bool and 2)
+
+
+@over(FLOATS)
+def activations(shape, dtype):
+    x, grad = draw(shape, dtype), draw(shape, dtype)
+    aten._add_relu.Tensor(x.float(), grad.float())
+    aten.copy.default(x, grad)
+    aten.zero_.default(x.clone())
+    aten.dropout_.default(x.clone(), 0.3, True)
+    aten.alpha_dropout_.default(x.clone(), 0.3, True)
+    aten.rrelu_with_noise.default(x, torch.ones_like(x), 0.1, 0.3, False)
+    aten.silu_backward.default(grad, x)
+    aten.mish_backward.default(grad, x)
+    aten.sigmoid_backward.default(grad, x)
+    aten.tanh_backward.default(grad, x)
+    aten.logit_backward.default(grad, x.sigmoid(), None)
+    aten.gelu_backward.default(grad, x)
+    aten.leaky_relu_backward.default(grad, x, 0.1, False)
+    aten.hardtanh_backward.default(grad, x, -1, 1)
+    aten.hardsigmoid_backward.default(grad, x)
+    aten.hardswish_backward.default(grad, x)
+    aten.threshold_backward.default(grad, x, 0.5)
+
+
+@over([torch.float32, torch.float64, torch.int64, torch.bool])
+def predicates(shape, dtype):
+    x, y = draw(shape, dtype, 0, 2), draw(shape, dtype, 0, 2)
+    aten._is_all_true.default(x.bool())
+    aten._is_any_true.default(x.bool())
+    aten.is_same_size.default(x, y)
+    aten.equal.default(x, y)
+    aten.equal.default(x, x.clone())
+    aten.isin.Tensor_Scalar(x, 1) if dtype != torch.bool else None
+    aten.isin.Scalar_Tensor(1, x) if dtype != torch.bool else None
+
+
+@over([torch.float32, torch.float64, torch.int64])
+def along_a_dimension(shape, dtype):
+    x = draw(shape, dtype, -5, 5)
+    if x.numel():
+        aten._aminmax.default(x)
+        aten._aminmax.dim(x, -1)
+    aten.unsafe_split_with_sizes.default(x, [1, shape[0] - 1], 0)
+    aten.split_with_sizes.default(x, [1, shape[0] - 1], 0)
+    aten.split.sizes(x, [1, shape[0] - 1], 0)
+    if dtype.is_floating_point:
+        aten._logcumsumexp.default(x, 0)
+        aten.norm.Scalar(x)
+        aten.norm.ScalarOpt_dtype(x, 2, dtype=torch.float64)
+        aten.norm.ScalarOpt_dim_dtype(x, 2, [0], True, dtype=torch.float64)
+        aten.frobenius_norm.dim(x, [0], False)
+        aten.embedding_renorm_.default(x.clone(), torch.tensor([0, 1, 0]), 0.5, 2.0) if len(shape) == 2 and x.numel() else None
+
+
+@over(FLOATS[:2], [(5, 4), (6, 6), (4, 7), (3, 2), (8, 5)])
+def of_matrices(shape, dtype):
+    m, n = shape
+    x, y, bias = draw((m, n), dtype), draw((n, 6), dtype), draw((6,), dtype)
+    aten._addmm_activation.default(bias, x, y)
+    aten.chain_matmul.default([x, y])
+    aten.nuclear_norm.default(x)
+    aten.nuclear_norm.dim(x, [0, 1])
+    aten.linalg_matrix_norm.default(x, 2)
+    aten.linalg_matrix_norm.str_ord(x)
+    aten.linalg_norm.ord_str(x, "fro")
+    aten._weight_norm_interface.default(x, draw((m, 1), dtype, 1), 0)
+    aten._weight_norm.default(x, draw((m, 1), dtype, 1), 0)
+    aten.norm_except_dim.default(x)
+    aten._euclidean_dist.default(x, draw((3, n), dtype))
+    aten.fill_diagonal_.default(x.clone(), 3)
+    aten.vander.default(x[0])
+    aten._stack.default([x, x + 1])
+    aten.searchsorted.Scalar(x[0].sort()[0], 0.3)
+    aten.view.dtype(x, torch.int32 if dtype == torch.float32 else torch.int64)
+
+
+@over(FLOATS[:2], [(4, 6, 5, 5), (2, 4, 7, 6), (3, 2, 4, 8), (5, 4, 6, 4), (1, 8, 5, 6)])
+def of_images(shape, dtype):
+    n, c, h, w = shape
+    x = draw(shape, dtype)
+    weight, bias, mean, var = (draw((c,), dtype, 0.5) for _ in range(4))
+    for training in True, False:
+        aten.native_batch_norm.default(x, weight, bias, mean.clone(), var.clone(), training, 0.1, 1e-5)
+        aten._native_batch_norm_legit.default(x, weight, bias, mean.clone(), var.clone(), training, 0.1, 1e-5)
+        aten._native_batch_norm_legit_functional.default(x, weight, bias, mean, var, training, 0.1, 1e-5)
+    aten._native_batch_norm_legit.no_stats(x, weight, bias, True, 0.1, 1e-5)
+    aten._native_batch_norm_legit_no_training.default(x, weight, bias, mean, var, 0.1, 1e-5)
+    aten._batch_norm_no_update.default(x, weight, bias, mean, var, 0.1, 1e-5)
+    aten.batch_norm_update_stats.default(x, mean, var, 0.1)
+    kernel = draw((6, c, 3, 3), dtype)
+    aten.conv2d.padding(x, kernel, None, [1], "same")
+    aten._convolution.default(x, kernel, draw((6,), dtype), [1, 1], [1, 1], [1, 1], False, [0, 0], 1, False, False, True, True)
+    aten.convolution.default(x, kernel, draw((6,), dtype), [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    aten.convolution.default(x, draw((c, 3, 2, 2), dtype), None, [2, 2], [0, 0], [1, 1], True, [0, 0], 1)
+    grad = draw((n, 6, h, w), dtype)
+    aten.convolution_backward.default(grad, x, kernel, [6], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True])
+    aten.thnn_conv2d.default(x, kernel, [3, 3])
+    aten.native_channel_shuffle.default(x, 2)
+    aten.channel_shuffle.default(x, 2)
+    aten.native_group_norm.default(x, weight, bias, n, c, h * w, 2, 1e-5)
+    theta = draw((n, 2, 3), dtype)
+    aten.affine_grid_generator.default(theta, [n, c, h, w], False)
+    aten.affine_grid_generator_backward.default(draw((n, h, w, 2), dtype), [n, c, h, w], False)
+    for scale in (None, [2.0, 1.5]):
+        size = None if scale else [h + 2, w + 3]
+        for name in "upsample_nearest2d", "_upsample_nearest_exact2d":
+            getattr(aten, name).vec(x, size, scale)
+        for name in "upsample_bilinear2d", "upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa":
+            getattr(aten, name).vec(x, size, False, scale)
+
+
+@over(FLOATS[:2], [(3, 4, 5), (2, 5, 6), (4, 3, 4), (5, 2, 3), (1, 6, 4)])
+def of_sequences(shape, dtype):
+    b, t, f = shape
+    hidden = 3
+    weights = [draw((4 * hidden, f), dtype), draw((4 * hidden, hidden), dtype), draw((4 * hidden,), dtype),
+               draw((4 * hidden,), dtype)]
+    x, h, c = draw((b, t, f), dtype), draw((1, b, hidden), dtype), draw((1, b, hidden), dtype)
+    aten.lstm.input(x, [h, c], weights, True, 1, 0.0, False, False, True)
+    aten.lstm_cell.default(x[:, 0], [h[0], c[0]], *weights)
+    weights3 = [weight[:3 * hidden] for weight in weights]
+    aten.gru.input(x, h, [weight.clone() for weight in weights3], True, 1, 0.0, False, False, True)
+    aten.gru_cell.default(x[:, 0], h[0], *[weight.clone() for weight in weights3])
+    weights1 = [weight[:hidden].clone() for weight in weights]
+    for name in "rnn_tanh", "rnn_relu":
+        getattr(aten, name).input(x, h, weights1, True, 1, 0.0, False, False, True)
+        getattr(aten, name + "_cell").default(x[:, 0].clone(), h[0].clone(), *weights1)
+    aten.conv_tbc.default(x, draw((3, f, 4), dtype), draw((4,), dtype), 1)
+    aten.conv1d.padding(x, draw((4, t, 3), dtype), None, [1], "same")
+    aten.pad_sequence.default([x[0].clone(), x[-1][:1].clone()])
+    mask = draw((b, t, f), torch.bool)
+    aten._masked_softmax.default(x, mask, 2, 2) if b > 1 else None
+    ids = torch.randint(0, 7, (b, t))
+    table = draw((7, f), dtype)
+    aten.embedding.default(table, ids)
+    aten.embedding_dense_backward.default(x, ids, 7, -1, False)
+    aten.embedding_bag.default(table, ids.flatten(), torch.arange(0, b * t, t))
+
+
+@over([torch.float32, torch.float64])
+def random_numbers(shape, dtype):
+    x = draw(shape, dtype, 0, 1)
+    aten.bernoulli.p(x, 0.3)
+    aten.bernoulli_.Tensor(x.clone(), x.clone())
+    aten.bernoulli_.float(x.clone(), 0.3)
+    aten.binomial.default(torch.full(shape, 5, dtype=dtype), x)
+    aten.poisson.default(x)
+    aten._standard_gamma.default(x + 0.5)
+    aten._sample_dirichlet.default(x + 0.5) if x.numel() else None
+    aten.random_.default(x.clone())
+    aten.random_.to(x.clone(), 9)
+    aten.random_.__getattr__("from")(x.clone(), 2, 9)
+    aten.normal_functional.default(x)
+    aten.uniform_.default(x.clone())
+    aten.rand_like.default(x)
+    aten.randint_like.default(x, 9)
+    aten.randint_like.low_dtype(x, 2, 9)
+
+
+@over(FLOATS + [torch.int64, torch.complex64], [(5, 4), (6,), (3, 2, 7), (4, 0), (9,)])
+def factories(shape, dtype):
+    options = {"dtype": dtype}
+    for name in "zeros", "ones", "empty":
+        getattr(aten, name).default(shape, **options) if hasattr(getattr(aten, name), "default") else \
+            aten.empty.memory_format(shape, **options)
+    aten.full.default(shape, 3, **options)
+    aten.scalar_tensor.default(3, **options)
+    if not dtype.is_complex:
+        aten.eye.default(shape[0], **options)
+        aten.eye.m(shape[0], shape[-1], **options)
+        aten.arange.default(shape[0], **options)
+        aten.arange.start(2, shape[0] + 2, **options)
+        aten.arange.start_step(2, 20, shape[0], **options)
+        aten.linspace.default(0, 1, shape[0], **options) if dtype.is_floating_point else None
+        aten.logspace.default(0, 1, shape[0], **options) if dtype.is_floating_point else None
+        aten.range.step(0, shape[0], 1, **options)
+        aten.randint.default(9, shape, **options)
+        aten.randint.low(2, 9, shape, **options)
+    if dtype.is_floating_point:
+        aten.rand.default(shape, **options)
+        aten.randn.default(shape, **options)
+        aten.fft_fftfreq.default(shape[0], **{"dtype": torch.float64})
+        aten.fft_rfftfreq.default(shape[0], **{"dtype": torch.float64})
+        for name in "bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window":
+            getattr(aten, name).default(shape[0], dtype=torch.float64)
+            getattr(aten, name).periodic(shape[0], False, dtype=torch.float64)
+    if dtype == torch.int64:
+        aten.randperm.default(shape[0], **options)
+        aten.tril_indices.default(shape[0], shape[-1])
+        aten.triu_indices.default(shape[0], shape[-1])
+
+
+def programs():
+    """(name, function) of all."""
+    for name, value in list(globals().items()):
+        if isinstance(value, list) and value and isinstance(value[0], functools.partial):
+            yield from ((name, function) for function in value)
