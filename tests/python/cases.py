@@ -61,10 +61,12 @@ class Fault:
 
 
 class Case:
-    """One call under way, on one mesh, with one row for each mesh dimension."""
+    """One call under way, on one mesh, with one row for each mesh dimension. `thorough`: looks also at the arguments that
+    the call shall leave alone, and at the values that the daemon gathers."""
 
-    def __init__(self, call, mesh, mesh_shape, rows, finished=None):
+    def __init__(self, call, mesh, mesh_shape, rows, finished=None, thorough=False):
         self.call, self.mesh, self.mesh_shape, self.rows, self.finished = call, mesh, mesh_shape, rows, finished
+        self.thorough = thorough
         self.waits = []
 
     def __str__(self):
@@ -95,28 +97,29 @@ class Case:
         self.waits = [self.ask(f"result {i}", result, want, self.outputs[i], outcome.strides[i] if contiguous else None)
                       for i, (result, want) in enumerate(zip(results, outcome.results)) if want is not None]
         self.waits += [self.ask(f"argument {i} afterwards", remote[i], outcome.after[i], self.inputs[i], None)
-                       for i in call.written]
+                       for i in (range(len(remote)) if self.thorough else call.written)]
 
     def ask(self, what, tensor, want, placements, strides):
-        return what, tensor.describe(), [tensor.get_local(rank) for rank in self.mesh.ranks], want, placements, strides
+        futures = [tensor.describe()] + [tensor.get_local(rank) for rank in self.mesh.ranks]
+        return what, futures + [tensor.get()] * self.thorough, want, placements, strides
 
     def finish(self):
         """None, or the Fault."""
         try:
-            for what, description, locals, want, placements, strides in self.waits:
-                self.check(what, description.wait(LIMIT), [future.wait(LIMIT) for future in locals], want, placements,
-                           strides)
+            for what, futures, want, placements, strides in self.waits:
+                info, *values = [future.wait(LIMIT) for future in futures]
+                self.check(what, info, list(map(torch.from_dlpack, values)), want, placements, strides)
         except (dtorch.Error, TimeoutError, AssertionError) as error:
             return Fault(error)
         return None
 
-    def check(self, what, info, locals, want, placements, strides):
+    def check(self, what, info, values, want, placements, strides):
         want = want if is_tensor(want) else scalar(want, info.dtype)
         assert list(map(repr, info.placements)) == list(map(repr, placements)), \
             f"{what}: placed {info.placements}, the row says {placements}"
         assert tuple(info.shape) == want.shape, f"{what}: shape {list(info.shape)}, wanted {list(want.shape)}"
         assert info.dtype == str(want.dtype)[6:], f"{what}: {info.dtype}, wanted {want.dtype}"
-        parts = {c: torch.from_dlpack(local) for c, local in zip(self.coordinates, locals)}
+        parts = dict(zip(self.coordinates, values))
         for c, shape in placing.local_shapes(want.shape, self.mesh_shape, placements).items():
             assert parts[c].shape == shape, f"{what}: shape {list(parts[c].shape)} at {c}, its part is {list(shape)}"
         if strides is not None and want.numel():
@@ -126,6 +129,8 @@ class Case:
         if not self.call.values_are_undefined:
             whole, slack = placing.join(parts, self.mesh_shape, placements, self.call.is_exact)
             compare(what, whole, want, slack)
+            for gathered in values[len(parts):]:
+                compare(f"{what}, gathered", gathered, want, slack)
 
 
 def scalar(value, dtype):

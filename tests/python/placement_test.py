@@ -126,7 +126,8 @@ class Prover:
             self.issue(call, mesh, chosen, finished)
 
     def issue(self, call, mesh, rows, finished):
-        case = Case(call, self.meshes[mesh], MESHES[mesh], rows, lambda fault: finished(mesh, fault))
+        case = Case(call, self.meshes[mesh], MESHES[mesh], rows, lambda fault: finished(mesh, fault),
+                    thorough=self.rng.random() < 0.1)
         self.cases += 1
         try:
             case.issue(self.session, self.torch_rng)
@@ -171,8 +172,7 @@ def can_place(call, row):
     partial = [(tensor, placement) for tensor, placement in zip(call.tensors, row.inputs) if placing.is_partial(placement)]
     if not all(placing.has_parts(tensor, placement.reduce_op) for tensor, placement in partial):
         return False
-    floating = [tensor for tensor in call.tensors + call.outcome.results if is_tensor(tensor) and tensor.is_floating_point()]
-    return not partial or all(bool(tensor.isfinite().all()) for tensor in floating)
+    return not partial or all(bool(leaf.isfinite().all()) for leaf in call.tensors + call.outcome.results if is_tensor(leaf))
 
 
 def can_mix(call, row, other):
