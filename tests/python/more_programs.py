@@ -102,6 +102,7 @@ def activations(shape, dtype):
     aten.dropout_.default(x.clone(), 0.3, True)
     aten.alpha_dropout_.default(x.clone(), 0.3, True)
     aten.rrelu_with_noise.default(x, torch.ones_like(x), 0.1, 0.3, False)
+    aten.native_dropout.default(x, 0.3, True)
     aten.silu_backward.default(grad, x)
     aten.mish_backward.default(grad, x)
     aten.sigmoid_backward.default(grad, x)

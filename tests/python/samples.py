@@ -456,7 +456,7 @@ def sources(count=0, backward=True):
                     database.foreach_reduce_op_db, database.foreach_other_op_db):
         for op in foreach:
             functions = [function for function in (op.method_variant, op.inplace_variant) if function is not None]
-            yield Source(op.name, functools.partial(programs_of, op, min(count or 12, 12), functions, False))
+            yield Source(op.name, functools.partial(programs_of, op, min(count or 6, 6), functions, False))
 
 
 def must_work(name, functions):
