@@ -9,8 +9,8 @@ random.
 
 Arguments: the folder of the programs; --part I/N: the Ith of N parts of the samples; --budget SECONDS: as much of it as fits,
 in the order of the seed; --random N: so many random operators x placements instead; --seed S; --only TEXT: operators with
-this in their name; --samples N: the first N of an operator and dtype; --docs FILE: writes what is proven as Markdown;
---report FILE: what is wrong or not proven.
+this in their name; --samples N: the first N of an operator and dtype (default 12; 0: all); --docs FILE: writes what is
+proven as Markdown; --report FILE: what is wrong or not proven.
 
 Ends with 1 when a value is wrong, or, after a whole run, when an operator of the daemon's registry has no proof.
 """
@@ -18,7 +18,6 @@ import argparse
 import collections
 import pathlib
 import random
-import re
 import sys
 import time
 
@@ -353,7 +352,7 @@ def main():
     parser.add_argument("--random", type=int, default=0)
     parser.add_argument("--seed", type=int, default=6)
     parser.add_argument("--only", default="")
-    parser.add_argument("--samples", type=int, default=0)
+    parser.add_argument("--samples", type=int, default=12)
     parser.add_argument("--docs")
     parser.add_argument("--report")
     options = parser.parse_args()
