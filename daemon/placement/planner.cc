@@ -170,8 +170,12 @@ void Planner::answered(std::uint64_t number, MetadataAnswer answer) {
   questions_.erase(it);
 }
 
-void Planner::forgetErrors() {
-  absl::erase_if(plans_, [](const auto& entry) { return !entry.second.error.ok(); });
+void Planner::ruleChanged(const std::string& operatorName) {
+  absl::erase_if(plans_, [&](const auto& entry) {
+    if (!entry.second.error.ok()) return true;
+    const std::string& name = entry.second.plan->wire.name();
+    return name.substr(0, name.find('.')) == operatorName;
+  });
 }
 
 PlanId Planner::forget() {

@@ -56,8 +56,9 @@ class Planner {
              std::vector<OutputMeta> outputs);
   /// A conversion of one tensor. `to` is normalised.
   absl::StatusOr<PlannedOperator*> planRedistribute(const TensorLayout* input, const Placements& to);
-  /// Plans calls anew that were refused: there is a new rule.
-  void forgetErrors();
+  /// There is a new rule for the operator (without overload): its calls are planned anew, as are those that were
+  /// refused.
+  void ruleChanged(const std::string& operatorName);
   std::size_t size() const { return plans_.size() + asked_.size() + conversions_.size(); }
   /// Of all plans, on the wire.
   std::size_t bytes() const { return bytes_; }

@@ -31,6 +31,13 @@ std::uint32_t ProgramBuilder::runAll(std::string op, std::vector<Value> argument
   return first;
 }
 
+std::uint32_t ProgramBuilder::factory(std::string op, ProgramTensor result) {
+  Arguments arguments{{result.meta.shape}, {{"dtype", result.meta.dtype}}};
+  const std::uint32_t made = run(std::move(op), {}, std::move(result));
+  program_.steps.back().arguments = std::move(arguments);
+  return made;
+}
+
 std::uint32_t ProgramBuilder::map(std::string op, std::uint32_t number, std::vector<Value> others) {
   ProgramTensor result = program_.tensors[number];
   others.insert(others.begin(), tensor(number));

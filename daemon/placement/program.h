@@ -58,6 +58,8 @@ class ProgramBuilder {
   /// A kernel with several results; the number of the first.
   std::uint32_t runAll(std::string op, std::vector<Value> arguments, std::vector<ProgramTensor> results,
                        std::vector<ProgramStep::LocalNumber> localNumbers = {});
+  /// A tensor of the sizes and dtype of `result`, made by aten::empty, aten::ones or the like.
+  std::uint32_t factory(std::string op, ProgramTensor result);
   /// A pointwise kernel on `number` and numbers: its result looks like it.
   std::uint32_t map(std::string op, std::uint32_t number, std::vector<Value> others = {});
   /// The value of a Partial tensor, on every rank.

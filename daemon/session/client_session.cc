@@ -650,7 +650,7 @@ void ClientSession::declareRule(const v1::DeclareRule& declared, std::uint32_t s
   if (!status.ok()) {
     return FutureTable::sendError(channel_.get(), declared.future(), fail(std::move(status), name, site).get());
   }
-  services_->planner->forgetErrors();
+  services_->planner->ruleChanged(name.substr(0, name.find('.')));
   sendResult(channel_.get(), declared.future(), nullptr);
 }
 

@@ -128,6 +128,26 @@ def predicates(shape, dtype):
     aten.isin.Scalar_Tensor(1, x) if dtype != torch.bool else None
 
 
+@over([torch.float32, torch.int64, torch.bool], [()])
+def merged_and_split(_, dtype):
+    """Views that merge and split dimensions, where 2 and 3 ranks' parts end between blocks and where they do not."""
+    for outer, inner in (6, 4), (12, 5), (4, 3), (3, 8), (5, 4):
+        x = draw((outer, inner), dtype)
+        y = draw((2, outer, inner), dtype)
+        for name in "view", "reshape", "_unsafe_view":
+            getattr(aten, name).default(x, [outer * inner])
+            getattr(aten, name).default(y, [2, outer * inner])
+            getattr(aten, name).default(y, [2 * outer, inner])
+            getattr(aten, name).default(x.flatten(), [outer, inner])
+            getattr(aten, name).default(y.flatten(), [2 * outer, inner])
+            getattr(aten, name).default(y.flatten(1), [2, outer, inner])
+        aten.flatten.using_ints(y, 0, 1)
+        aten.flatten.using_ints(y, 1, 2)
+        aten.unflatten.int(x.flatten(), 0, [outer, inner])
+        aten.unflatten.int(y.flatten(1), 1, [outer, inner])
+        aten.ravel.default(x)
+
+
 @over([torch.float32, torch.float64, torch.int64])
 def along_a_dimension(shape, dtype):
     x = draw(shape, dtype, -5, 5)

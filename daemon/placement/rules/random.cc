@@ -45,9 +45,7 @@ absl::StatusOr<Factors> drawnFactors(const RuleCall& call, absl::string_view) {
       {allFactors(factors),
        [dims = factors.inputs, inPlace](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
          ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), dims);
-         const std::uint32_t empty =
-             builder.run("aten::empty.memory_format", {planned.inputs[0]->shape, planned.inputs[0]->dtype},
-                         whole(*planned.inputs[0]));
+         const std::uint32_t empty = builder.factory("aten::empty.memory_format", whole(*planned.inputs[0]));
          std::vector<Value> arguments = planned.arguments;
          arguments[0] = ProgramBuilder::tensor(empty);
          const std::uint32_t drawn =
@@ -71,7 +69,7 @@ absl::StatusOr<Factors> dropoutFactors(const RuleCall& call, absl::string_view) 
        [dims = factors.inputs](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
          ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), dims);
          const TensorMeta& meta = *planned.inputs[0];
-         const std::uint32_t ones = builder.run("aten::ones", {meta.shape, meta.dtype}, whole(meta));
+         const std::uint32_t ones = builder.factory("aten::ones", whole(meta));
          std::vector<Value> arguments = planned.arguments;
          arguments[0] = ProgramBuilder::tensor(ones);
          std::vector<ProgramTensor> results;
