@@ -30,6 +30,10 @@ absl::string_view name(DType dtype) { return kRows[static_cast<std::size_t>(dtyp
 
 bool isFloatingPoint(DType dtype) { return kRows[static_cast<std::size_t>(dtype)].floating; }
 
+bool isComplex(DType dtype) {
+  return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
+}
+
 std::optional<DType> parseDType(absl::string_view text) {
   for (std::size_t i = 1; i < kRows.size(); ++i) {
     if (kRows[i].name == text) return static_cast<DType>(i);

@@ -38,5 +38,6 @@ int elementSize(DType dtype);
 absl::string_view name(DType dtype);
 std::optional<DType> parseDType(absl::string_view name);
 bool isFloatingPoint(DType dtype);
+bool isComplex(DType dtype);
 
 }  // namespace dtorch

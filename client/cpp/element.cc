@@ -74,10 +74,6 @@ std::string formatReal(long double number, DType dtype) {
 
 }  // namespace
 
-bool isComplex(DType dtype) {
-  return dtype == DType::kComplex32 || dtype == DType::kComplex64 || dtype == DType::kComplex128;
-}
-
 Element readElement(const std::byte* data, DType dtype) {
   switch (dtype) {
     case DType::kBool:

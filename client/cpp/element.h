@@ -14,6 +14,5 @@ using Element = std::complex<long double>;
 Element readElement(const std::byte* data, DType dtype);
 /// "3", "0.25", "nan", "(1+2j)"; reads back as the same number of its dtype.
 std::string formatElement(Element element, DType dtype);
-bool isComplex(DType dtype);
 
 }  // namespace dtorch

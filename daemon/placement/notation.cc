@@ -23,6 +23,7 @@ struct Parsed {
   std::vector<std::pair<absl::string_view, ReduceOp>> reduced;
   Words full;
   std::vector<std::vector<int>> linear;
+  std::vector<std::vector<int>> linearFloat;
   std::vector<std::vector<int>> moved;
   std::vector<int> addends;
   struct Size {
@@ -84,6 +85,7 @@ bool readSection(absl::string_view section, Parsed* parsed) {
     return true;
   }
   if (key == "linear") return readSets(rest, &parsed->linear);
+  if (key == "linear-float") return readSets(rest, &parsed->linearFloat);
   if (key == "moved") return readSets(rest, &parsed->moved);
   if (key == "addend") return readNumbers(after, &parsed->addends);
   if (key == "sizes") {
@@ -209,6 +211,7 @@ absl::StatusOr<Factors> notationFactors(const RuleCall& call, absl::string_view 
   constexpr int kNumber = -2;  // a number, not a tensor
   std::vector<int> inputOf;    // of each term
   for (std::size_t a = 0; a < call.arguments.size(); ++a) {
+    if (call.schema.arguments()[a].is_out()) continue;
     const auto* tensor = call.arguments[a].as<TensorArg>();
     // Of an operator on lists, the schema's arguments are lists.
     if (tensor == nullptr && !isTensor(call.schema.arguments()[a])) continue;
@@ -248,6 +251,11 @@ absl::StatusOr<Factors> notationFactors(const RuleCall& call, absl::string_view 
   };
   addSets(parsed->linear, &factors.linear);
   addSets(parsed->moved, &factors.moved);
+  // Integers are rounded.
+  const bool rounds = std::any_of(call.outputs.begin(), call.outputs.end(), [](const TensorMeta* output) {
+    return !isFloatingPoint(output->dtype) && !isComplex(output->dtype);
+  });
+  if (!rounds) addSets(parsed->linearFloat, &factors.linear);
   for (const int term : parsed->addends) {
     const auto at = static_cast<std::size_t>(term);
     if (at < inputOf.size() && inputOf[at] >= 0) factors.addends.push_back(inputOf[at]);

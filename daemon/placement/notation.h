@@ -16,7 +16,7 @@ namespace dtorch {
 /// of arguments that are None or numbers are passed over. After `;`, each at most once:
 /// - `k:sum m:max`: outputs that lack the factor become Partial;
 /// - `full k m`: sharded only if every rank has a part;
-/// - `linear 0 1|2`, `moved 0`: sets of terms, see Factors; `addend 0`;
+/// - `linear 0 1|2`, `moved 0`: sets of terms, see Factors; `addend 0`; `linear-float 0`: of floating-point tensors;
 /// - `sizes name=0`: argument `name` holds output 0's sizes; `name=0.1`: that of its dimension 1.
 /// UNIMPLEMENTED: the tensors do not have the dimensions of the notation.
 absl::StatusOr<Factors> notationFactors(const RuleCall& call, absl::string_view notation);

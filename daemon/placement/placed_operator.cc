@@ -45,7 +45,7 @@ int listLength(const OperatorTemplate& op) {
 absl::StatusOr<RuleElement> elementOf(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs,
                                       const std::vector<TensorMeta>& outputs, int place) {
   const c10::FunctionSchema& schema = op.op.schema();
-  RuleElement element{RuleCall{schema, {}, {}, {}}, {}, {}, {}};
+  RuleElement element{RuleCall{schema, {}, {}, {}}, {}, {}, {}, {}};
   std::vector<std::uint32_t> outs;     // given as out=
   std::vector<std::uint32_t> changed;  // written in place, and not returned
   const auto isReturned = [&](std::uint32_t input) {
@@ -94,6 +94,7 @@ absl::StatusOr<RuleElement> elementOf(const OperatorTemplate& op, absl::Span<con
         outs.push_back(tensor->index);
         element.call.arguments.emplace_back();
       } else {
+        if (place >= 0) element.shared.push_back(element.inputs.size());
         element.call.arguments.emplace_back(add(tensor->index));
       }
     } else if (place >= 0 && value.as<std::vector<Value>>() != nullptr &&
@@ -111,6 +112,11 @@ absl::StatusOr<RuleElement> elementOf(const OperatorTemplate& op, absl::Span<con
   if (place < 0) {
     for (std::size_t o = 0; o < outputs.size(); ++o) addOutput(&outputs[o], static_cast<std::uint32_t>(o));
     for (const auto& [output, input] : op.returned) element.written.emplace_back(output, input);
+    // Lists that are given as out= are not returned.
+    for (const std::uint32_t input : outs) {
+      if (!isReturned(input))
+        element.written.emplace_back(addOutput(&inputs[input]->meta, RuleElement::kNoOutput), input);
+    }
     return element;
   }
   // Lists of results come one after the other; what is written and not returned is a result, too.
@@ -127,6 +133,34 @@ absl::StatusOr<RuleElement> elementOf(const OperatorTemplate& op, absl::Span<con
     element.written.emplace_back(addOutput(&inputs[input]->meta, RuleElement::kNoOutput), input);
   }
   return element;
+}
+
+// What takes a program stays whole.
+void withoutPrograms(Factors* factors) {
+  for (const Factors::Combined& combined : factors->combined) {
+    for (const int factor : combined.factors) {
+      for (auto* tensors : {&factors->inputs, &factors->outputs}) {
+        for (std::vector<int>& dims : *tensors) std::replace(dims.begin(), dims.end(), factor, Factors::kWhole);
+      }
+    }
+  }
+  factors->combined.clear();
+}
+
+// Whether a value of this dtype can be Partial in this way: what cannot be reduced cannot be read.
+bool canBePartial(DType dtype, ReduceOp op) {
+  if (op == ReduceOp::kAvg) return isFloatingPoint(dtype) || isComplex(dtype);
+  return (op != ReduceOp::kMin && op != ReduceOp::kMax) || !isComplex(dtype);
+}
+
+bool isReadable(const Signature& row, const RuleCall& call) {
+  const auto readable = [](const std::vector<Placement>& placements, const std::vector<const TensorMeta*>& metas) {
+    for (std::size_t i = 0; i < metas.size(); ++i) {
+      if (placements[i].isPartial() && !canBePartial(metas[i]->dtype, placements[i].reduceOp())) return false;
+    }
+    return true;
+  };
+  return readable(row.inputs, call.inputs) && readable(row.outputs, call.outputs);
 }
 
 // A rule that does not speak of all tensors of a call does not cover it.
@@ -174,10 +208,12 @@ absl::StatusOr<OperatorRule> OperatorRule::create(const OperatorTemplate& op,
     if (absl::Status covers = checkCovers(*factors, element->call); !covers.ok()) return covers;
     std::erase_if(factors->linear, [&](const std::vector<int>& set) { return !isLinearIn(element->call, set); });
     // Lists are run by one kernel, and most programs write to nothing.
-    if (rule->foreach || (!op.written.empty() && !factors->programWrites)) factors->combined.clear();
+    if (rule->foreach || (!op.written.empty() && !factors->programWrites)) withoutPrograms(&*factors);
     RuledElement ruled{*std::move(element), *std::move(factors), {}};
     for (Signature& row : signaturesOf(ruled.factors)) {
-      bool stays = true;
+      bool stays = isReadable(row, ruled.element.call);
+      // What all elements share lies in one way.
+      for (const std::size_t shared : ruled.element.shared) stays = stays && row.inputs[shared].isReplicate();
       for (const auto& [output, input] : ruled.element.written) {
         const auto at = std::find(ruled.element.inputs.begin(), ruled.element.inputs.end(), input);
         if (at == ruled.element.inputs.end()) continue;  // out=: it lies as the result does, or the call is refused

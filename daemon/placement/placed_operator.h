@@ -21,6 +21,7 @@ struct RuleElement {
   std::vector<std::uint32_t> outputs;  // of the operator's call, for each of RuleCall::outputs; kNoOutput: none
   /// Inputs of the operator's call that must lie as an output of `call` does, being written: (output, input).
   std::vector<std::pair<std::uint32_t, std::uint32_t>> written;
+  std::vector<std::size_t> shared;  // inputs that all elements have
   static constexpr std::uint32_t kNoOutput = ~0u;
 };
 

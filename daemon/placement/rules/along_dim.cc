@@ -70,11 +70,16 @@ absl::StatusOr<Factors> alongDimsFactors(const RuleCall& call, absl::string_view
 
 // torch.fft: one dimension, by default the last; two, by default the last two; or all. Detail: "1", "2", "n".
 absl::StatusOr<Factors> fourierFactors(const RuleCall& call, absl::string_view detail) {
+  // Libraries do not take batches of none.
+  const auto full = [](absl::StatusOr<Factors> factors) {
+    for (int factor = 0; factors.ok() && factor < factors->count; ++factor) factors->neverEmpty.push_back(factor);
+    return factors;
+  };
   const std::size_t rank = call.inputs[0]->shape.size();
   if (detail == "1") {
     absl::StatusOr<int> dim = call.dimension("dim", rank);
     if (!dim.ok()) return dim.status();
-    return linesFactors(call, {*dim}, true);
+    return full(linesFactors(call, {*dim}, true));
   }
   const Value* given = call.argument("dim");
   const Value* sizes = call.argument("s");
@@ -83,7 +88,7 @@ absl::StatusOr<Factors> fourierFactors(const RuleCall& call, absl::string_view d
   }
   absl::StatusOr<std::vector<int>> dims = call.dimensions("dim", rank);
   if (!dims.ok()) return dims.status();
-  return linesFactors(call, *dims, true);
+  return full(linesFactors(call, *dims, true));
 }
 
 // Half precisions are computed in float, as kernels do inside.

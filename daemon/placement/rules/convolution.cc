@@ -26,9 +26,10 @@ absl::StatusOr<Factors> convolutionFactors(const RuleCall& call, absl::string_vi
   const std::string out = one ? "o" : "[o]";
   const std::string n = batched ? "n " : "";
   // A bias is added once a rank where channels are summed: it must be Partial, too.
-  return notationFactors(call, absl::StrCat(n, in, spatial(dims, "x"), ", ", transposed ? in : out, " ",
-                                            transposed ? out : in, spatial(dims, "k"), ", ", out, " -> ", n, out,
-                                            spatial(dims, "y"), one ? "; c:sum; linear 0 2|1 2; addend 2" : ""));
+  return notationFactors(
+      call, absl::StrCat(n, in, spatial(dims, "x"), ", ", transposed ? in : out, " ", transposed ? out : in,
+                         spatial(dims, "k"), ", ", out, " -> ", n, out, spatial(dims, "y"),
+                         one ? "; c:sum; linear-float 0 2|1 2; addend 2; full c o" : ""));
 }
 
 // The gradient of the weight and of the bias is a sum over the batch.
@@ -47,7 +48,7 @@ absl::StatusOr<Factors> backwardFactors(const RuleCall& call, absl::string_view)
       call, absl::StrCat("n [o]", spatial(dims, "y"), ", n ", in, spatial(dims, "x"), ", ", weight, spatial(dims, "k"),
                          " -> ", output(0, absl::StrCat("n ", in, spatial(dims, "x"))), ", ",
                          output(1, absl::StrCat(weight, spatial(dims, "k"))), ", ", output(2, "[o]"),
-                         "; n:sum; linear 0"));
+                         "; n:sum; linear-float 0; full c n"));
 }
 
 constexpr std::array kRules = std::to_array<Rule>({
@@ -70,7 +71,8 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::slow_conv_dilated3d", convolutionFactors, ""},
     {"aten::slow_conv_transpose2d", convolutionFactors, "transposed"},
     {"aten::slow_conv_transpose3d", convolutionFactors, "transposed"},
-    {"aten::conv_tbc", notationFactors, "[t] b c, [k] c o, o -> [t] b o; c:sum; linear 0 2|1 2; addend 2"},
+    {"aten::conv_tbc", notationFactors,
+     "[t] b c, [k] c o, o -> [t] b o; c:sum; linear-float 0 2|1 2; addend 2; full c o"},
 });
 
 }  // namespace

@@ -150,7 +150,6 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::addmv", notationFactors, "m, m k, k -> m; k:sum; linear 0 1|0 2; addend 0"},
     {"aten::addr", notationFactors, "m n, m, n -> m n; linear 0 1|0 2"},
     {"aten::baddbmm", notationFactors, "b m n, b m k, b k n -> b m n; k:sum; linear 0 1|0 2; addend 0"},
-    {"aten::addbmm", notationFactors, "m n, b m k, b k n -> m n; k:sum b:sum; linear 0 1|0 2; addend 0"},
     {"aten::matmul", matmulFactors, ""},
     {"aten::linalg_matmul", matmulFactors, ""},
     {"aten::linear", linearFactors, ""},

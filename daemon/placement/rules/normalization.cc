@@ -53,7 +53,7 @@ absl::StatusOr<Factors> batchNormFactors(const RuleCall& call, absl::string_view
                     : call.outputs[o]->numel() == call.inputs[0]->shape[1] ? "c"
                                                                            : "[e]");
   }
-  return notationFactors(call, notation);
+  return notationFactors(call, notation + "; full c");
 }
 
 absl::StatusOr<Factors> batchNormBackwardFactors(const RuleCall& call, absl::string_view) {
@@ -64,8 +64,9 @@ absl::StatusOr<Factors> batchNormBackwardFactors(const RuleCall& call, absl::str
   const bool training = call.flag("train", true);
   const std::string x = absl::StrCat(training ? "[n]" : "n", " c", spatial);
   // Where statistics are given, the gradients of weight and bias are sums over the batch.
-  return notationFactors(call, absl::StrCat(x, ", ", x, ", c, c, c, c, c -> ", asked(call, 0, x), ", ",
-                                            asked(call, 1, "c"), ", ", asked(call, 2, "c"), training ? "" : "; n:sum"));
+  return notationFactors(
+      call, absl::StrCat(x, ", ", x, ", c, c, c, c, c -> ", asked(call, 0, x), ", ", asked(call, 1, "c"), ", ",
+                         asked(call, 2, "c"), training ? "; full c" : "; n:sum; full c n"));
 }
 
 // Groups are of channels, so that these stay whole; batch passes through, its size being argument N.
@@ -74,9 +75,9 @@ absl::StatusOr<Factors> groupNormFactors(const RuleCall& call, absl::string_view
   for (std::size_t d = 2; d < call.inputs[0]->shape.size(); ++d) absl::StrAppend(&x, " [s", d, "]");
   if (detail == "composite") return notationFactors(call, absl::StrCat(x, ", [c], [c] -> ", x));
   if (detail == "native") return notationFactors(call, absl::StrCat(x, ", [c], [c] -> ", x, ", n [g]; sizes N=0.0"));
-  return notationFactors(call, absl::StrCat(x, ", ", x, ", n [g], n [g], [c] -> ", asked(call, 0, x), ", ",
-                                            asked(call, 1, "[c]"), ", ", asked(call, 2, "[c]"), "; n:sum",
-                                            asked(call, 0, x) == x ? "; sizes N=0.0" : ""));
+  return notationFactors(
+      call, absl::StrCat(x, ", ", x, ", n [g], n [g], [c] -> ", asked(call, 0, x), ", ", asked(call, 1, "[c]"), ", ",
+                         asked(call, 2, "[c]"), "; n:sum", asked(call, 0, x) == x ? "; sizes N=0.0" : ""));
 }
 
 absl::StatusOr<Factors> layerNormBackwardFactors(const RuleCall& call, absl::string_view) {

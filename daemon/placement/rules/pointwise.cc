@@ -51,7 +51,6 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::rrelu_with_noise_backward", pointwiseFactors, "linear 0"},
     {"aten::infinitely_differentiable_gelu_backward", pointwiseFactors, "linear 0"},
     {"aten::log_sigmoid_backward", pointwiseFactors, "linear 0"},
-    {"aten::masked_scatter_backward", pointwiseFactors, "linear 0"},
     // Not tagged pointwise, but each element of the result depends on that of the inputs alone.
     {"aten::hardswish", pointwiseFactors, ""},
     {"aten::leaky_relu", pointwiseFactors, ""},

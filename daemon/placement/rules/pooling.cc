@@ -8,19 +8,23 @@ namespace {
 
 // Windows, padding and interpolation work on the last dimensions, which stay whole; batch and channels pass through.
 // The backward operators are linear in the gradient.
-constexpr absl::string_view k1d = "... [w] -> ... [w]";
-constexpr absl::string_view k2d = "... [h] [w] -> ... [h] [w]";
-constexpr absl::string_view k3d = "... [d] [h] [w] -> ... [d] [h] [w]";
-constexpr absl::string_view k1dLinear = "... [w] -> ... [w]; linear 0";
-constexpr absl::string_view k2dLinear = "... [h] [w] -> ... [h] [w]; linear 0";
-constexpr absl::string_view k3dLinear = "... [d] [h] [w] -> ... [d] [h] [w]; linear 0";
-constexpr absl::string_view k1dBackward = "... [w], ... [w] -> ... [w]; linear 0";
-constexpr absl::string_view k2dBackward = "... [h] [w], ... [h] [w], ... [h] [w] -> ... [h] [w]; linear 0";
+constexpr absl::string_view k1d = "... [w] -> ... [w]; full ...0";
+constexpr absl::string_view k2d = "... [h] [w] -> ... [h] [w]; full ...0";
+constexpr absl::string_view k3d = "... [d] [h] [w] -> ... [d] [h] [w]; full ...0";
+constexpr absl::string_view k1dLinear = "... [w] -> ... [w]; linear-float 0; full ...0";
+constexpr absl::string_view k2dLinear = "... [h] [w] -> ... [h] [w]; linear-float 0; full ...0";
+constexpr absl::string_view k3dLinear = "... [d] [h] [w] -> ... [d] [h] [w]; linear-float 0; full ...0";
+constexpr absl::string_view k1dBackward = "... [w], ... [w] -> ... [w]; linear-float 0; full ...0";
+constexpr absl::string_view k2dBackward =
+    "... [h] [w], ... [h] [w], ... [h] [w] -> ... [h] [w]; linear-float 0; full ...0";
 constexpr absl::string_view k3dBackward =
-    "... [d] [h] [w], ... [d] [h] [w], ... [d] [h] [w] -> ... [d] [h] [w]; linear 0";
-constexpr absl::string_view k1dSized = "n c [w] -> n c [w]; linear 0; sizes input_size=0";
-constexpr absl::string_view k2dSized = "n c [h] [w] -> n c [h] [w]; linear 0; sizes input_size=0";
-constexpr absl::string_view k3dSized = "n c [d] [h] [w] -> n c [d] [h] [w]; linear 0; sizes input_size=0";
+    "... [d] [h] [w], ... [d] [h] [w], ... [d] [h] [w] -> ... [d] [h] [w]; linear-float 0; full ...0";
+constexpr absl::string_view k1dUpsample = "n c [w] -> n c [w]; linear-float 0; full c";
+constexpr absl::string_view k1dSized = "n c [w] -> n c [w]; linear-float 0; full c; sizes input_size=0";
+constexpr absl::string_view k2dUpsample = "n c [h] [w] -> n c [h] [w]; linear-float 0; full c";
+constexpr absl::string_view k2dSized = "n c [h] [w] -> n c [h] [w]; linear-float 0; full c; sizes input_size=0";
+constexpr absl::string_view k3dUpsample = "n c [d] [h] [w] -> n c [d] [h] [w]; linear-float 0; full c";
+constexpr absl::string_view k3dSized = "n c [d] [h] [w] -> n c [d] [h] [w]; linear-float 0; full c; sizes input_size=0";
 
 constexpr std::array kRules = std::to_array<Rule>({
     {"aten::avg_pool1d", notationFactors, k1dLinear},
@@ -48,8 +52,8 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::max_pool3d_with_indices", notationFactors, k3d},
     {"aten::max_pool2d_with_indices_backward", notationFactors, k2dBackward},
     {"aten::max_pool3d_with_indices_backward", notationFactors, k3dBackward},
-    {"aten::max_unpool2d", notationFactors, "... [h] [w], ... [h] [w] -> ... [h] [w]"},
-    {"aten::max_unpool3d", notationFactors, "... [d] [h] [w], ... [d] [h] [w] -> ... [d] [h] [w]"},
+    {"aten::max_unpool2d", notationFactors, "... [h] [w], ... [h] [w] -> ... [h] [w]; full ...0"},
+    {"aten::max_unpool3d", notationFactors, "... [d] [h] [w], ... [d] [h] [w] -> ... [d] [h] [w]; full ...0"},
     {"aten::fractional_max_pool2d", notationFactors, "n c [h] [w], n c [2] -> n c [h] [w]"},
     {"aten::fractional_max_pool3d", notationFactors, "n c [d] [h] [w], n c [3] -> n c [d] [h] [w]"},
     {"aten::fractional_max_pool2d_backward", notationFactors, k2dBackward},
@@ -66,18 +70,18 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::replication_pad1d_backward", notationFactors, k1dBackward},
     {"aten::replication_pad2d_backward", notationFactors, k2dBackward},
     {"aten::replication_pad3d_backward", notationFactors, k3dBackward},
-    {"aten::upsample_nearest1d", notationFactors, k1dLinear},
-    {"aten::upsample_nearest2d", notationFactors, k2dLinear},
-    {"aten::upsample_nearest3d", notationFactors, k3dLinear},
-    {"aten::_upsample_nearest_exact1d", notationFactors, k1dLinear},
-    {"aten::_upsample_nearest_exact2d", notationFactors, k2dLinear},
-    {"aten::_upsample_nearest_exact3d", notationFactors, k3dLinear},
-    {"aten::upsample_linear1d", notationFactors, k1dLinear},
-    {"aten::upsample_bilinear2d", notationFactors, k2dLinear},
-    {"aten::upsample_bicubic2d", notationFactors, k2dLinear},
-    {"aten::upsample_trilinear3d", notationFactors, k3dLinear},
-    {"aten::_upsample_bilinear2d_aa", notationFactors, k2dLinear},
-    {"aten::_upsample_bicubic2d_aa", notationFactors, k2dLinear},
+    {"aten::upsample_nearest1d", notationFactors, k1dUpsample},
+    {"aten::upsample_nearest2d", notationFactors, k2dUpsample},
+    {"aten::upsample_nearest3d", notationFactors, k3dUpsample},
+    {"aten::_upsample_nearest_exact1d", notationFactors, k1dUpsample},
+    {"aten::_upsample_nearest_exact2d", notationFactors, k2dUpsample},
+    {"aten::_upsample_nearest_exact3d", notationFactors, k3dUpsample},
+    {"aten::upsample_linear1d", notationFactors, k1dUpsample},
+    {"aten::upsample_bilinear2d", notationFactors, k2dUpsample},
+    {"aten::upsample_bicubic2d", notationFactors, k2dUpsample},
+    {"aten::upsample_trilinear3d", notationFactors, k3dUpsample},
+    {"aten::_upsample_bilinear2d_aa", notationFactors, k2dUpsample},
+    {"aten::_upsample_bicubic2d_aa", notationFactors, k2dUpsample},
     {"aten::upsample_nearest1d_backward", notationFactors, k1dSized},
     {"aten::upsample_nearest2d_backward", notationFactors, k2dSized},
     {"aten::upsample_nearest3d_backward", notationFactors, k3dSized},
@@ -92,17 +96,15 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::_upsample_bicubic2d_aa_backward", notationFactors, k2dSized},
     {"aten::pixel_shuffle", notationFactors, "... [c] [h] [w] -> ... [c] [h] [w]; moved 0"},
     {"aten::pixel_unshuffle", notationFactors, "... [c] [h] [w] -> ... [c] [h] [w]; moved 0"},
-    {"aten::channel_shuffle", notationFactors, "n [c] [h] [w] -> n [c] [h] [w]; moved 0"},
-    {"aten::native_channel_shuffle", notationFactors, "n [c] [h] [w] -> n [c] [h] [w]; moved 0"},
-    {"aten::im2col", notationFactors, "... [c] [h] [w] -> ... [k] [l]; linear 0"},
-    {"aten::col2im", notationFactors, "... [k] [l] -> ... [c] [h] [w]; linear 0"},
+    {"aten::im2col", notationFactors, "... [c] [h] [w] -> ... [k] [l]; linear-float 0"},
+    {"aten::col2im", notationFactors, "... [k] [l] -> ... [c] [h] [w]; linear-float 0"},
     {"aten::grid_sampler", notationFactors, "n c [d] [h] [w], n [d] [h] [w] [2] -> n c [d] [h] [w]"},
-    {"aten::grid_sampler_2d", notationFactors, "n c [h] [w], n [h] [w] [2] -> n c [h] [w]; linear 0"},
-    {"aten::grid_sampler_3d", notationFactors, "n c [d] [h] [w], n [d] [h] [w] [3] -> n c [d] [h] [w]; linear 0"},
+    {"aten::grid_sampler_2d", notationFactors, "n c [h] [w], n [h] [w] [2] -> n c [h] [w]; linear-float 0"},
+    {"aten::grid_sampler_3d", notationFactors, "n c [d] [h] [w], n [d] [h] [w] [3] -> n c [d] [h] [w]; linear-float 0"},
     {"aten::grid_sampler_2d_backward", notationFactors,
-     "n [c] [h] [w], n [c] [h] [w], n [h] [w] [2] -> n [c] [h] [w], n [h] [w] [2]; linear 0"},
+     "n [c] [h] [w], n [c] [h] [w], n [h] [w] [2] -> n [c] [h] [w], n [h] [w] [2]; linear-float 0"},
     {"aten::grid_sampler_3d_backward", notationFactors,
-     "n [c] [d] [h] [w], n [c] [d] [h] [w], n [d] [h] [w] [3] -> n [c] [d] [h] [w], n [d] [h] [w] [3]; linear 0"},
+     "n [c] [d] [h] [w], n [c] [d] [h] [w], n [d] [h] [w] [3] -> n [c] [d] [h] [w], n [d] [h] [w] [3]; linear-float 0"},
 });
 
 }  // namespace

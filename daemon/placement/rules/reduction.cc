@@ -84,8 +84,6 @@ DType computeType(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? DType::kFloat32 : dtype;
 }
 
-bool isComplex(DType dtype) { return dtype == DType::kComplex64 || dtype == DType::kComplex128; }
-
 /// Steps of reductions over the same dimensions.
 class ReductionProgram {
  public:
