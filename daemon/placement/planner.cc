@@ -386,7 +386,10 @@ absl::StatusOr<std::vector<std::uint32_t>> Planner::addProgram(PlannedOperator* 
       given.positional[number.argument] = Value(
           LocalRange{program.tensors[number.tensor].meta.shape, placements[number.tensor], number.dim, number.part});
     }
-    absl::StatusOr<std::vector<Value>> arguments = bindArguments(op->schema(), given);
+    // Those of the call itself are complete already.
+    const bool complete = given.named.empty() && given.positional.size() == op->schema().arguments().size();
+    absl::StatusOr<std::vector<Value>> arguments =
+        complete ? std::move(given.positional) : bindArguments(op->schema(), given);
     if (!arguments.ok()) return arguments.status();
     v1::KernelStep* kernel = plan->wire.add_steps()->mutable_kernel();
     kernel->set_operator_name(step.op);

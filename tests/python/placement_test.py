@@ -150,7 +150,10 @@ class Prover:
         if fault and is_indivisible(fault):
             self.indivisible += 1
         elif fault:
-            self.wrong.append((case.call.name, f"{case}: {fault.text}"))
+            text = f"{case}: {fault.text}"
+            if case.call.name not in {name for name, _ in self.wrong}:
+                print(f"  first of {case.call.name}: {text[:600]}", flush=True)
+            self.wrong.append((case.call.name, text))
         case.finished(fault)
 
     def fill(self, out_of_time):

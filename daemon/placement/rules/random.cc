@@ -13,6 +13,9 @@ namespace {
 
 // Tensors like input 0 whose elements are not in a row would be filled in another order.
 absl::Status checkContiguous(const RuleCall& call) {
+  for (const c10::Argument& argument : call.schema.arguments()) {
+    if (argument.is_out()) return absl::UnimplementedError("it writes random numbers to out=");
+  }
   if (call.inputs.size() != 1) return absl::UnimplementedError("what it draws depends on its inputs' values");
   if (call.inputs[0]->strides == contiguousStrides(call.inputs[0]->shape)) return absl::OkStatus();
   return absl::UnimplementedError("it draws random numbers in the order of its input's strides");
