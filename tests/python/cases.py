@@ -128,19 +128,22 @@ class Case:
                 f"{what}: strides {info.strides}, wanted {strides}"
         if not self.call.values_are_undefined:
             whole, slack = placing.join(parts, self.mesh_shape, placements, self.call.is_exact)
-            slack = slack + half_rounding(want, self.call)
+            slack = slack + kernel_rounding(want, self.call, placements)
             compare(what, whole, want, slack)
             for gathered in values[len(parts):]:
                 compare(f"{what}, gathered", gathered, want, slack)
 
 
-def half_rounding(want, call):
-    """What two roundings to a half precision within a kernel may change: PyTorch's own kernels round between their steps or
-    do not, by how the elements lie in memory. Other dtypes get none."""
-    if want.dtype not in (torch.float16, torch.bfloat16) or not want.numel():
+def kernel_rounding(want, call, placements):
+    """What two roundings at the size of the arguments may change. PyTorch's kernels of half precisions round between their
+    steps or do not, by how the elements lie in memory; what each rank adds to a Partial result is rounded by itself, also
+    where the summands cancel. Other results get none."""
+    half = want.dtype in (torch.float16, torch.bfloat16)
+    partial = any(isinstance(each, dtorch.Partial) for each in placements)
+    if not (want.is_floating_point() or want.is_complex()) or not want.numel() or not (half or partial):
         return 0
     values = [each for each in (want, *call.tensors) if each.dtype == want.dtype and each.numel()]
-    greatest = max(float(each.double().abs().nan_to_num(0, 0, 0).max()) for each in values)
+    greatest = max(float(each.abs().double().nan_to_num(0, 0, 0).max()) for each in values)
     return torch.full(want.shape, 2 * torch.finfo(want.dtype).eps * greatest, dtype=torch.float64)
 
 
