@@ -26,7 +26,7 @@ struct ControllerOptions {
   SessionLimits limits;
   OperatorPolicy policy;
   std::vector<std::string> operatorLibraries;  // paths: the metadata process loads them, too
-  bool validate = false;  // the kernels of all sessions
+  bool validate = false;                       // the kernels of all sessions
 };
 
 /// The daemon's heart: sessions, plans and sockets under one mutex, so that all operators have one total order. A loop

@@ -27,10 +27,10 @@ class PreparedCall {
                                              at::Device device);
 
   /// Runs the operator on `tensors`, to which the arguments' TensorArg indices refer, and appends its outputs (tensor
-  /// lists flattened, numbers as tensors without dimensions, an undefined one as bool[0]) to `outputs`. Whatever LibTorch throws becomes a Status
-  /// with its first line: INVALID_ARGUMENT, UNIMPLEMENTED (no kernel), RESOURCE_EXHAUSTED (out of memory), INTERNAL.
-  /// What operators of the "empty" family return is zero: the same on every rank, and nothing that was in the memory
-  /// before.
+  /// lists flattened, numbers as tensors without dimensions, an undefined one as bool[0]) to `outputs`. Whatever
+  /// LibTorch throws becomes a Status with its first line: INVALID_ARGUMENT, UNIMPLEMENTED (no kernel),
+  /// RESOURCE_EXHAUSTED (out of memory), INTERNAL. What operators of the "empty" family return is zero: the same on
+  /// every rank, and nothing that was in the memory before.
   absl::Status run(absl::Span<const at::Tensor> tensors, std::vector<at::Tensor>* outputs) const;
 
   const c10::OperatorHandle& op() const { return op_; }

@@ -38,15 +38,15 @@ inline void emptyCache(Session& session, const Mesh& mesh = {}, Site site = std:
 
 /// A named range of the session's operators while it lives; ranges nest. Workers log how long each took, at level
 /// debug.
-class Range {
+class RangeScope {
  public:
-  Range(Session& session, const std::string& name, Mesh mesh = {}, Site site = std::source_location::current())
+  RangeScope(Session& session, const std::string& name, Mesh mesh = {}, Site site = std::source_location::current())
       : session_(session), mesh_(std::move(mesh)), site_(site) {
     session_.callMany("dtorch::range_push", {name}, 0, {.mesh = mesh_}, site_);
   }
-  Range(const Range&) = delete;
-  Range& operator=(const Range&) = delete;
-  ~Range() { session_.callMany("dtorch::range_pop", {}, 0, {.mesh = mesh_}, site_); }
+  RangeScope(const RangeScope&) = delete;
+  RangeScope& operator=(const RangeScope&) = delete;
+  ~RangeScope() { session_.callMany("dtorch::range_pop", {}, 0, {.mesh = mesh_}, site_); }
 
  private:
   Session& session_;

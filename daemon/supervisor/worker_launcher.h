@@ -24,7 +24,7 @@ struct WorkerSpec {
   std::chrono::milliseconds commTimeout{600000};
   std::uint64_t memoryLimit = 0;               // bytes of large tensors; 0: none
   std::vector<std::string> operatorLibraries;  // loaded at its start
-  std::string logLevel = "info";  // spdlog's name of the least important lines
+  std::string logLevel = "info";               // spdlog's name of the least important lines
 };
 
 /// A running worker. Thread: readOutput() and takeExit() are the supervisor thread's and may take their time; the

@@ -96,7 +96,8 @@ TEST_CASE("without any input, every key has its default") {
 
 TEST_CASE("each type is read from a flag, in either form") {
   const auto loaded = load({"--workers.count=3", "--workers.mode", "thread", "--workers.start_timeout", "1.5s",
-                            "--executor.bytes=64KiB", "--listen.socket", "/tmp/a b#c.sock", "--log.verbose", "--operators.libraries", " /a.so,, /b c.so"});
+                            "--executor.bytes=64KiB", "--listen.socket", "/tmp/a b#c.sock", "--log.verbose",
+                            "--operators.libraries", " /a.so,, /b c.so"});
   REQUIRE(loaded.ok());
   CHECK((loaded->config.libraries == std::vector<std::string>{"/a.so", "/b c.so"}));
   CHECK(loaded->config.count == 3);

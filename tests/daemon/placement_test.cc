@@ -185,7 +185,7 @@ TEST_CASE("implicit mode redistributes what is cheapest, and tells it") {
   REQUIRE((*planned)->redistributions.size() == 1);
   CHECK((*planned)->redistributions[0].input == 1);
   CHECK(isAllReplicate((*planned)->redistributions[0].to));
-  CHECK((*planned)->redistributions[0].bytes == 64 * 64 * 4 / 2);
+  CHECK((*planned)->redistributions[0].bytes == 8192);
 }
 
 TEST_CASE("rules of operator libraries are lines of text") {

@@ -54,7 +54,7 @@ TEST_CASE("a range is in the log from its begin to its end") {
   DaemonFixture daemon({.flags = {"--log.level", "debug"}});
   const auto session = daemon.connect();
   {
-    const Range step(*session, "step");
+    const RangeScope step(*session, "step");
     mark(*session, "here");
   }
   REQUIRE(session->synchronize().get().ok());
