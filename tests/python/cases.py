@@ -126,12 +126,17 @@ class Case:
             means = [i for i, extent in enumerate(want.shape) if extent > 1]  # the stride of one element means nothing
             assert [info.strides[i] for i in means] == [strides[i] for i in means], \
                 f"{what}: strides {info.strides}, wanted {strides}"
-        if not self.call.values_are_undefined:
+        if not self.call.values_are_undefined and not depends_on_layout(want, self.call):
             whole, slack = placing.join(parts, self.mesh_shape, placements, self.call.is_exact)
             slack = slack + kernel_rounding(want, self.call, placements)
             compare(what, whole, want, slack)
             for gathered in values[len(parts):]:
                 compare(f"{what}, gathered", gathered, want, slack)
+
+
+def depends_on_layout(want, call):
+    """PyTorch's fmod of half precisions is NaN or a number by whether the element lies in a full vector."""
+    return re.match(r"aten::fmod_?(\.|$)", call.name) and want.dtype in (torch.float16, torch.bfloat16)
 
 
 def kernel_rounding(want, call, placements):
