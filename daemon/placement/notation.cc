@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -198,8 +199,27 @@ bool isTensor(const c10::Argument& argument) {
 }  // namespace
 
 absl::Status checkNotation(absl::string_view notation) {
-  if (parse(notation)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("not a placement rule: '", notation, "'"));
+  const std::optional<Parsed> parsed = parse(notation);
+  if (!parsed) return absl::InvalidArgumentError(absl::StrCat("not a placement rule: '", notation, "'"));
+  std::set<absl::string_view> known;
+  for (const auto* terms : {&parsed->inputs, &parsed->outputs}) {
+    for (const Words& term : *terms) {
+      std::set<absl::string_view> seen;
+      for (const absl::string_view word : term) {
+        known.insert(word);
+        // Each rank would take a diagonal of its own block.
+        if (word == "1" || absl::StartsWith(word, "[") || seen.insert(word).second) continue;
+        return absl::InvalidArgumentError(absl::StrCat("a term has '", word, "' twice: '", notation, "'"));
+      }
+    }
+  }
+  Words named = parsed->full;
+  for (const auto& [word, op] : parsed->reduced) named.push_back(word);
+  for (const absl::string_view word : named) {
+    if (known.contains(word)) continue;
+    return absl::InvalidArgumentError(absl::StrCat("no term has '", word, "': '", notation, "'"));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Factors> notationFactors(const RuleCall& call, absl::string_view notation) {
@@ -261,6 +281,11 @@ absl::StatusOr<Factors> notationFactors(const RuleCall& call, absl::string_view 
     if (at < inputOf.size() && inputOf[at] >= 0) factors.addends.push_back(inputOf[at]);
   }
   for (const Parsed::Size& size : parsed->sizes) {
+    const auto output = static_cast<std::size_t>(size.output);
+    if (size.output < 0 || output >= call.outputs.size() || size.dim < -1 ||
+        size.dim >= static_cast<int>(call.outputs[output]->shape.size())) {
+      return absl::UnimplementedError(absl::StrCat("it has no result ", size.output, " with such a dimension"));
+    }
     if (const int position = call.position(size.argument); position >= 0) {
       factors.sizes.push_back({position, size.output, size.dim});
     }

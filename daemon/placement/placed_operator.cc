@@ -20,6 +20,15 @@ namespace {
 // More ways than these are not compared: a program of three mesh dimensions has some hundreds.
 constexpr std::size_t kMaxCandidates = 4096;
 
+// Whether what is moved keeps its dtype: each rank would round or widen its own summand.
+bool keepsDType(const RuleCall& call, const std::vector<int>& inputs) {
+  return std::all_of(inputs.begin(), inputs.end(), [&](int input) {
+    const DType dtype = call.inputs[static_cast<std::size_t>(input)]->dtype;
+    return std::all_of(call.outputs.begin(), call.outputs.end(),
+                       [&](const TensorMeta* output) { return output->dtype == dtype; });
+  });
+}
+
 // Whether the operator adds up in the arithmetic in which its Partial inputs do: a bool's sum is an "or", a narrow
 // integer's wraps around, and a cast to another dtype rounds each summand.
 bool isLinearIn(const RuleCall& call, const std::vector<int>& inputs) {
@@ -200,12 +209,15 @@ absl::StatusOr<OperatorRule> OperatorRule::create(const OperatorTemplate& op,
   result.inputs_ = inputs;
   result.mesh_ = mesh;
   const int places = rule->foreach ? listLength(op) : 1;
+  if (places == 0) return absl::UnimplementedError("its lists are empty");
+  result.written_ = op.written;
   for (int place = 0; place < places; ++place) {
     absl::StatusOr<RuleElement> element = elementOf(op, inputs, outputs, rule->foreach ? place : -1);
     if (!element.ok()) return element.status();
     absl::StatusOr<Factors> factors = rule->family(element->call, rule->detail);
     if (!factors.ok()) return factors.status();
     if (absl::Status covers = checkCovers(*factors, element->call); !covers.ok()) return covers;
+    std::erase_if(factors->moved, [&](const std::vector<int>& set) { return !keepsDType(element->call, set); });
     std::erase_if(factors->linear, [&](const std::vector<int>& set) { return !isLinearIn(element->call, set); });
     // Lists are run by one kernel, and most programs write to nothing.
     if (rule->foreach || (!op.written.empty() && !factors->programWrites)) withoutPrograms(&*factors);
@@ -355,6 +367,10 @@ std::vector<Candidate> OperatorRule::candidates(std::size_t e) const {
       const TensorLayout& layout = *inputs_[element.inputs[i]];
       const Placements to = inputPlacements(rows, i);
       if (to == layout.placements) continue;
+      if (std::find(written_.begin(), written_.end(), element.inputs[i]) != written_.end()) {
+        possible = false;
+        break;
+      }
       const auto steps = planConversion(layout.meta.shape, mesh_->mesh, layout.placements, to);
       // Nobody gains by spreading a value into parts only to add them up again.
       possible = steps.ok() && std::none_of(to.begin(), to.end(), [&](const Placement& placement) {

@@ -75,6 +75,7 @@ class OperatorRule {
 
   absl::Span<const TensorLayout* const> inputs_;
   const PlacedMesh* mesh_ = nullptr;
+  std::vector<std::uint32_t> written_;  // inputs, which are never moved
   std::vector<RuledElement> elements_;
 };
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/placement/rule.h"
 #include "proto/codec.h"
@@ -645,6 +646,10 @@ void ClientSession::declareRule(const v1::DeclareRule& declared, std::uint32_t s
   absl::Status status = services_->policy.check(name);
   if (status.ok() && !services_->policy.isOfLibrary(name)) {
     status = absl::PermissionDeniedError("rules are declared for operators of operator libraries only");
+  }
+  if (status.ok()) status = findOperator(name).status();
+  if (status.ok() && absl::StrContains(declared.rule(), "\n")) {
+    status = absl::InvalidArgumentError("a rule is one line");
   }
   if (status.ok()) status = addRules(absl::StrCat(name, ": ", printable(declared.rule(), 4096)));
   if (!status.ok()) {

@@ -18,8 +18,8 @@ using Ints = std::vector<std::int64_t>;
 // A planner with a mesh of two ranks.
 class Bench {
  public:
-  const TensorLayout* layout(Ints shape, Placement placement) {
-    return layouts_.intern({*makeMeta(DType::kFloat32, std::move(shape)), &mesh_, {placement}});
+  const TensorLayout* layout(Ints shape, Placement placement, DType dtype = DType::kFloat32) {
+    return layouts_.intern({*makeMeta(dtype, std::move(shape)), &mesh_, {placement}});
   }
   absl::StatusOr<PlannedOperator*> plan(const std::string& name, const Arguments& arguments,
                                         const std::vector<const TensorLayout*>& inputs, Placements placements = {},
@@ -188,11 +188,57 @@ TEST_CASE("implicit mode redistributes what is cheapest, and tells it") {
   CHECK((*planned)->redistributions[0].bytes == 8192);
 }
 
+TEST_CASE("a Partial does not pass through a cast or an added constant") {
+  Bench bench;
+  const auto* partial = bench.layout({4}, Placement::partial());
+  const auto* whole = bench.layout({1}, Placement::replicate());
+  CHECK_FALSE(bench.plan("aten::diff", {{TensorArg{0}, 1, -1, TensorArg{1}}, {}}, {partial, whole}).ok());
+  const auto* integers = bench.layout({4}, Placement::replicate(), DType::kInt32);
+  CHECK_FALSE(bench.plan("aten::copy", {{TensorArg{0}, TensorArg{1}}, {}}, {integers, partial}).ok());
+  const auto* bytes = bench.layout({4}, Placement::partial(), DType::kInt8);
+  const auto* longs = bench.layout({4}, Placement::partial(), DType::kInt32);
+  CHECK_FALSE(bench.plan("aten::cat", {{TensorListArg{{0, 1}}, 0}, {}}, {bytes, longs}).ok());
+  CHECK(bench.plan("aten::cat", {{TensorListArg{{0, 1}}, 0}, {}}, {longs, longs}).ok());
+}
+
+TEST_CASE("what is written to is not moved in implicit mode") {
+  Bench bench;
+  const auto* x = bench.layout({4, 6, 5}, Placement::shard(1));
+  const auto* channel = bench.layout({6}, Placement::replicate());
+  const Arguments arguments{{TensorArg{0}, TensorArg{1}, TensorArg{2}, TensorArg{3}, TensorArg{4}, true, 0.1, 1e-5},
+                            {}};
+  const auto planned =
+      bench.plan("aten::native_batch_norm", arguments, {x, channel, channel, channel, channel}, {}, 3, true);
+  REQUIRE(planned.ok());
+  for (const Redistribution& moved : (*planned)->redistributions) {
+    CHECK(moved.input != 3);
+    CHECK(moved.input != 4);
+  }
+}
+
+TEST_CASE("lists without tensors are refused, not looked into") {
+  Bench bench;
+  const auto* rate = bench.layout({4}, Placement::shard(0));
+  const Value none = TensorListArg{};
+  const Arguments arguments{{none, none, none, none, none, none},
+                            {{"lr", TensorArg{0}},
+                             {"beta1", 0.9},
+                             {"beta2", 0.9},
+                             {"weight_decay", 0.0},
+                             {"eps", 1e-8},
+                             {"amsgrad", false},
+                             {"maximize", false}}};
+  CHECK_FALSE(bench.plan("aten::_fused_adam_.tensor_lr", arguments, {rate}, {}, 0).ok());
+}
+
 TEST_CASE("rules of operator libraries are lines of text") {
   CHECK(addRules("# comment\n mylib::f: b m k, k n -> b m n; k:sum\n").ok());
   CHECK(absl::IsInvalidArgument(addRules("mylib::f b m k")));
   CHECK(absl::IsInvalidArgument(addRules("mylib::f: b m k")));
   CHECK(absl::IsInvalidArgument(addRules("mylib::f: m -> m; m:mean")));
+  CHECK(absl::IsInvalidArgument(addRules("mylib::f: m m -> m")));
+  CHECK(absl::IsInvalidArgument(addRules("mylib::f: m -> m; k:sum")));
+  CHECK(absl::IsInvalidArgument(addRules("mylib::f: m -> m; full k")));
 }
 
 TEST_CASE("templates are checked against the schema") {

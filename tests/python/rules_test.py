@@ -54,6 +54,14 @@ class RulesTest(unittest.TestCase):
             self.session.declare_rule("example::row_products", "m k")
         with self.assertRaisesRegex(dtorch.Error, "operator libraries only"):
             self.session.declare_rule("aten::mm", "m k, k n -> m n")
+        with self.assertRaisesRegex(dtorch.Error, "one line"):
+            self.session.declare_rule("example::row_products", "m k, m n -> k n\naten::histc: ... -> ...")
+        with self.assertRaisesRegex(dtorch.Error, "no operator"):
+            self.session.declare_rule("example::row_products.no_such", "m k, m n -> k n")
+        # One that names a result that there is not.
+        self.session.declare_rule("example::row_products", "m k, m n -> k n; m:sum; sizes a=9")
+        with self.assertRaisesRegex(dtorch.Error, "no result 9"):
+            self.session.call("example::row_products", x, x).get().wait(LIMIT)
         # One that does not split m.
         self.session.declare_rule("example::row_products", "[m] k, [m] n -> k n; linear 0|1")
         b = self.session.put(torch.ones(6, 3), [Shard(0)])

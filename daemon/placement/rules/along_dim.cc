@@ -242,7 +242,7 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::argsort", alongDimFactors, ""},
     {"aten::msort", alongDimFactors, "first"},
     {"aten::topk", alongDimFactors, ""},
-    {"aten::diff", alongDimFactors, "linear"},
+    {"aten::diff", alongDimFactors, ""},
     {"aten::glu", alongDimFactors, ""},
     {"aten::glu_backward", alongDimFactors, "linear"},
     {"aten::cumulative_trapezoid.dx", alongDimFactors, "linear"},

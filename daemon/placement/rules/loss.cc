@@ -24,6 +24,9 @@ std::vector<Value> withReduction(const RuleCall& call, std::int64_t reduction) {
   return arguments;
 }
 
+// A sum of many elements overflows where their mean does not, and a share of the gradient underflows.
+bool isHalf(const TensorMeta& meta) { return meta.dtype == DType::kFloat16 || meta.dtype == DType::kBFloat16; }
+
 std::vector<int> allFactors(const Factors& factors) {
   std::vector<int> all;
   for (int factor = 0; factor < factors.count; ++factor) all.push_back(factor);
@@ -48,7 +51,7 @@ absl::StatusOr<Factors> elementwiseLossFactors(const RuleCall& call, absl::strin
     return factors;
   }
   const double count = static_cast<double>(call.inputs[0]->numel());
-  if (count == 0) return notationFactors(call, "*, *, *, * -> *");
+  if (count == 0 || isHalf(*call.outputs[0])) return notationFactors(call, "*, *, *, * -> *");
   factors->combined.push_back(
       {allFactors(*factors),
        [dims = factors->inputs, count](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
@@ -71,7 +74,7 @@ absl::StatusOr<Factors> lossBackwardFactors(const RuleCall& call, absl::string_v
   absl::StatusOr<Factors> factors = notationFactors(call, "..., ..., ..., ... -> ...; linear 0");
   if (!factors.ok() || reduction != kMean) return factors;
   const double count = static_cast<double>(call.outputs[0]->numel());
-  if (count == 0) return notationFactors(call, "*, *, *, * -> *");
+  if (count == 0 || isHalf(*call.outputs[0])) return notationFactors(call, "*, *, *, * -> *");
   factors->combined.push_back({allFactors(*factors),
                                [dims = factors->inputs, outputs = factors->outputs, count](
                                    const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
@@ -102,6 +105,7 @@ absl::StatusOr<Factors> nllFactors(const RuleCall& call, absl::string_view) {
     for (const int factor : allFactors(*factors)) factors->reduced.push_back({factor, ReduceOp::kSum});
     return factors;
   }
+  if (isHalf(*call.outputs[0])) return notationFactors(call, "*, *, * -> *");
   factors->combined.push_back(
       {allFactors(*factors),
        [dims = factors->inputs](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
