@@ -65,7 +65,12 @@ OperatorPolicy::OperatorPolicy(std::vector<std::string> allowed, std::vector<std
 
 absl::Status OperatorPolicy::check(const std::string& name) const {
   absl::string_view base = absl::string_view(name).substr(0, name.find('.'));
-  if (matchesAny(denied_, base)) return refusal(name, "operators.deny names it");
+  // Whoever denies an operator means its in-place and list forms, too.
+  std::string functional(base);
+  if (const std::size_t list = functional.find("::_foreach_"); list != std::string::npos) functional.erase(list + 2, 9);
+  if (functional.size() > 2 && functional.back() == '_' && functional[functional.size() - 2] != '_')
+    functional.pop_back();
+  if (matchesAny(denied_, base) || matchesAny(denied_, functional)) return refusal(name, "operators.deny names it");
   if (matchesAny(allowed_, base) || library_.contains(base)) return absl::OkStatus();
   if (absl::StartsWith(base, "dtorch::")) return absl::OkStatus();
   // LibTorch's own helpers of other namespaces (inductor, prim, ...) trust their callers.

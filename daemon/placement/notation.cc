@@ -249,6 +249,12 @@ absl::StatusOr<Factors> notationFactors(const RuleCall& call, absl::string_view 
   }
   for (std::size_t o = 0; o < call.outputs.size(); ++o) {
     const Words& term = parsed->outputs[std::min(o, parsed->outputs.size() - 1)];
+    const bool anyRank =
+        std::find(term.begin(), term.end(), "...") != term.end() || (term.size() == 1 && term[0] == "*");
+    if (!anyRank && term.size() != call.outputs[o]->shape.size()) {
+      return absl::UnimplementedError(
+          absl::StrCat("result ", o, " has ", call.outputs[o]->shape.size(), " dimensions"));
+    }
     if (const absl::Status added = names.add(term, *call.outputs[o], true); !added.ok()) return added;
   }
   names.finish();

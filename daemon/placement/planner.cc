@@ -56,6 +56,17 @@ std::vector<OutputMeta> ofMutated(const OperatorTemplate& op, absl::Span<const T
   return outputs;
 }
 
+// A view of a tensor that has been moved would be one of another tensor: what is written through it would be lost.
+absl::Status checkViews(const std::vector<int>& aliases, const std::vector<Redistribution>& redistributions) {
+  for (const Redistribution& moved : redistributions) {
+    if (std::find(aliases.begin(), aliases.end(), static_cast<int>(moved.input)) == aliases.end()) continue;
+    return absl::UnimplementedError(absl::StrCat("its result is a view of input ", moved.input, ", which lies as ",
+                                                 toString(moved.from),
+                                                 ": redistribute it first, or call the form that copies"));
+  }
+  return absl::OkStatus();
+}
+
 // `value` with the tensors' numbers replaced by their slots.
 Value renumbered(const Value& value, const std::vector<std::uint32_t>& slots) {
   if (const auto* tensor = value.as<TensorArg>()) return TensorArg{slots[tensor->index]};
@@ -250,11 +261,14 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
   }
   absl::StatusOr<OperatorRule> rule = OperatorRule::create(op, inputs, *outputs, mesh);
   if (implicit) {
-    absl::StatusOr<Candidate> candidate = rule.ok() ? rule->cheapest() : rule.status();
+    // What runs as it lies is left there.
+    absl::StatusOr<Candidate> candidate = rule.ok() ? rule->match() : rule.status();
+    if (rule.ok() && !candidate.ok()) candidate = rule->cheapest();
     if (candidate.ok()) return makeRuled(op, inputs, *outputs, aliases, *rule, *candidate);
     std::unique_ptr<PlannedOperator> plan = start(mesh, inputs.size(), op.name);
     absl::StatusOr<std::vector<Value>> arguments = replicated(plan.get(), op, inputs);
     if (!arguments.ok()) return arguments.status();
+    if (absl::Status views = checkViews(aliases, plan->redistributions); !views.ok()) return views;
     addKernel(plan.get(), op, *arguments);
     addOutputs(plan.get(), *outputs, everywhere, aliases);
     return plan;
@@ -309,6 +323,7 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::makeRuled(
   std::unique_ptr<PlannedOperator> plan = start(mesh, inputs.size(), op.name);
   std::vector<std::uint32_t> slots(inputs.size());
   for (std::uint32_t i = 0; i < slots.size(); ++i) slots[i] = i;
+  if (absl::Status views = checkViews(aliases, candidate.redistributions); !views.ok()) return views;
   redistribute(plan.get(), inputs, candidate.redistributions, &slots);
 
   std::vector<Placements> placed(outputs.size(), allReplicate(mesh->mesh.dims()));
@@ -345,12 +360,7 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::makeRuled(
     }
   }
   addKernel(plan.get(), op, arguments);
-  std::vector<int> shared = aliases;
-  for (int& alias : shared) {
-    // What has been redistributed is a tensor of its own.
-    if (alias >= 0 && slots[static_cast<std::size_t>(alias)] != static_cast<std::uint32_t>(alias)) alias = -1;
-  }
-  addOutputs(plan.get(), outputs, placed, shared);
+  addOutputs(plan.get(), outputs, placed, aliases);
   return plan;
 }
 

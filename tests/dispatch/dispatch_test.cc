@@ -143,6 +143,8 @@ TEST_CASE("the configuration denies and allows operators") {
   CHECK(policy.check("mylib::scale_rows.out").ok());
   CHECK(absl::IsPermissionDenied(policy.check("mylib::other")));
   CHECK(absl::IsPermissionDenied(policy.check("aten::mm.out")));
+  CHECK(absl::IsPermissionDenied(policy.check("aten::mm_")));
+  CHECK(absl::IsPermissionDenied(policy.check("aten::_foreach_mm_.List")));
   CHECK(policy.check("aten::bmm").ok());
   CHECK(absl::IsPermissionDenied(policy.check("dtorch::manual_seed")));
   CHECK(absl::IsPermissionDenied(policy.check("aten::from_file")));

@@ -114,6 +114,47 @@ class RulesTest(unittest.TestCase):
             self.same(z, a + a)
             self.assertEqual(z.describe().wait(LIMIT).placements, [Shard(0)])
 
+    def test_a_view_that_would_have_to_move_its_tensor_is_refused(self):
+        a = torch.randn(5, 4)
+        with self.session.implicit_redistribution():
+            # A write through it must reach the tensor, or be refused.
+            for name, arguments, placement in (("aten::diagonal", (), Shard(0)), ("aten::view", ([-1],), Shard(1)),
+                                               ("aten::slice.Tensor", (0, 1, 3), Shard(0)),
+                                               ("aten::select.int", (1, 2), Shard(1))):
+                x = self.session.put(a, [placement])
+                view = self.session.call(name, x, *arguments)
+                with self.assertRaisesRegex(dtorch.Error, "is a view of input 0"):
+                    view.get().wait(LIMIT)
+                self.same(x, a)
+            x = self.session.put(a, [Shard(0)])
+            self.session.call("aten::zero_", self.session.call("aten::select.int", x, 1, 2))
+            self.same(x, torch.cat([a[:, :2], torch.zeros(5, 1), a[:, 3:]], 1))
+
+    def test_statistics_are_updated_or_the_call_is_refused(self):
+        x = torch.randn(6, 6, 3)
+        ones, zeros = torch.ones(6), torch.zeros(6)
+        mean, var = zeros.clone(), ones.clone()
+        want = torch.native_batch_norm(x, ones, zeros, mean, var, True, 0.1, 1e-5)[0]
+        with self.session.implicit_redistribution():
+            for placement in Shard(0), Shard(1):
+                given = [self.session.put(each) for each in (ones, zeros, zeros, ones)]
+                out = self.session.call("aten::native_batch_norm", self.session.put(x, [placement]), *given, True, 0.1,
+                                        1e-5, outputs=3)[0]
+                self.same(out, want, 1e-5)
+                self.same(given[2], mean, 1e-5)
+                self.same(given[3], var, 1e-5)
+
+    def test_a_rank_without_channels_breaks_no_worker(self):
+        with self.session.implicit_redistribution():
+            x, c = torch.randn(6, 4, 3), torch.rand(4) + 1
+            grad = torch.randn(6, 4, 3)
+            want = torch.ops.aten.native_batch_norm_backward(grad, x, c, c, c, c, c, True, 1e-5, [True] * 3)
+            put = lambda value, dim: self.session.put(value, [Shard(dim)])
+            out = self.session.call("aten::native_batch_norm_backward", put(grad, 1), put(x, 1),
+                                    *[put(c, 0) for _ in range(5)], True, 1e-5, [True] * 3, outputs=3)
+            for tensor, expected in zip(out, want):
+                self.same(tensor, expected, 1e-4)
+
     def test_explain_tells_rows_candidates_and_choice(self):
         x, y = self.session.put(torch.ones(8, 8), [Shard(0)]), self.session.put(torch.ones(8, 8), [Shard(0)])
         told = self.session.explain("aten::mm", x, y, timeout=LIMIT)

@@ -75,6 +75,8 @@ absl::StatusOr<Factors> groupNormFactors(const RuleCall& call, absl::string_view
   for (std::size_t d = 2; d < call.inputs[0]->shape.size(); ++d) absl::StrAppend(&x, " [s", d, "]");
   if (detail == "composite") return notationFactors(call, absl::StrCat(x, ", [c], [c] -> ", x));
   if (detail == "native") return notationFactors(call, absl::StrCat(x, ", [c], [c] -> ", x, ", n [g]; sizes N=0.0"));
+  // Without the first gradient nothing has the size of this rank's batch.
+  if (asked(call, 0, x) != x) return absl::UnimplementedError("it does not return the input's gradient");
   return notationFactors(
       call, absl::StrCat(x, ", ", x, ", n [g], n [g], [c] -> ", asked(call, 0, x), ", ", asked(call, 1, "[c]"), ", ",
                          asked(call, 2, "[c]"), "; n:sum", asked(call, 0, x) == x ? "; sizes N=0.0" : ""));
