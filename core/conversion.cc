@@ -19,9 +19,9 @@ constexpr Cost kExchangeCost = 4096;
 /// A local copy against the same elements moved between ranks.
 constexpr Cost kLocalShare = 0.1;
 
-class Planner {
+class ConversionPlanner {
  public:
-  Planner(const std::vector<std::int64_t>& shape, const DeviceMesh& mesh, const Placements& from, const Placements& to)
+  ConversionPlanner(const std::vector<std::int64_t>& shape, const DeviceMesh& mesh, const Placements& from, const Placements& to)
       : shape_(shape), mesh_(mesh) {
     for (const Placements* side : {&from, &to}) {
       for (const Placement& p : *side) {
@@ -150,13 +150,13 @@ absl::StatusOr<std::vector<ConversionStep>> planConversion(const std::vector<std
     if (*normal != *side) return absl::InvalidArgumentError(absl::StrCat(toString(*side), " has negative dims"));
   }
   if (from == to) return std::vector<ConversionStep>{};
-  Planner planner(shape, mesh, from, to);
+  ConversionPlanner planner(shape, mesh, from, to);
   // Most conversions change one mesh dimension, and then nothing beats doing just that.
   std::vector<std::size_t> changed;
   for (std::size_t m = 0; m < from.size(); ++m) {
     if (from[m] != to[m]) changed.push_back(m);
   }
-  if (changed.size() == 1 && Planner::allowed(from, changed[0], to[changed[0]])) {
+  if (changed.size() == 1 && ConversionPlanner::allowed(from, changed[0], to[changed[0]])) {
     const std::size_t m = changed[0];
     return std::vector<ConversionStep>{planner.step(from, m, to[m])};
   }
@@ -167,6 +167,22 @@ absl::StatusOr<std::vector<ConversionStep>> planConversion(const std::vector<std
         absl::StrCat("no conversion from ", toString(from), " to ", toString(to), " on mesh ", mesh.toString()));
   }
   return steps;
+}
+
+bool isReducible(DType dtype, ReduceOp op) {
+  const bool real = isFloatingPoint(dtype);
+  if (real && elementSize(dtype) == 1) return false;
+  if (op == ReduceOp::kAvg) return real || isComplex(dtype);
+  return (op != ReduceOp::kMin && op != ReduceOp::kMax) || !isComplex(dtype);
+}
+
+absl::Status checkReducible(const Placements& placements, DType dtype) {
+  for (const Placement& placement : placements) {
+    if (!placement.isPartial() || isReducible(dtype, placement.reduceOp())) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(name(dtype), " tensors are never ", placement.toString(), ": that cannot be reduced"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace dtorch

@@ -2,8 +2,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/device_mesh.h"
+#include "core/dtype.h"
 #include "core/placement.h"
 
 namespace dtorch {
@@ -29,5 +31,11 @@ struct ConversionStep {
 absl::StatusOr<std::vector<ConversionStep>> planConversion(const std::vector<std::int64_t>& shape,
                                                            const DeviceMesh& mesh, const Placements& from,
                                                            const Placements& to);
+
+/// Whether a Partial(op) of this dtype can be reduced, and so read: as comm/group/reduce_kernels.h has it.
+bool isReducible(DType dtype, ReduceOp op);
+
+/// OK, or INVALID_ARGUMENT that names the first of `placements` that is Partial and not reducible.
+absl::Status checkReducible(const Placements& placements, DType dtype);
 
 }  // namespace dtorch

@@ -42,6 +42,14 @@ at::Tensor rowsOrZeros(const at::Tensor& self, std::int64_t dim, const at::Tenso
   return self.index_select(dim, flat).masked_fill_(elsewhere.reshape(along), 0).reshape(shape);
 }
 
+// One entry of `self` along `dim` for each index, the dimension gone; zeros where `elsewhere`.
+at::Tensor entriesOrZeros(const at::Tensor& self, std::int64_t dim, const at::Tensor& indices,
+                          const at::Tensor& elsewhere) {
+  if (self.size(dim) == 0) return at::zeros(indices.sizes(), self.options());
+  const at::Tensor within = indices.masked_fill(elsewhere, 0).unsqueeze(dim);
+  return self.gather(dim, within).squeeze(dim).masked_fill_(elsewhere, 0);
+}
+
 thread_local OperatorHost* currentHost = nullptr;
 
 at::Tensor memoryStats() {
@@ -93,6 +101,8 @@ TORCH_LIBRARY(dtorch, library) {
   library.def("set_rng_state(Tensor state) -> ()", random);
   library.def("local_indices(Tensor indices, int offset, int length, int size) -> (Tensor, Tensor)");
   library.def("rows_or_zeros(Tensor self, int dim, Tensor indices, Tensor elsewhere) -> Tensor");
+  library.def("entries_or_zeros(Tensor self, int dim, Tensor indices, Tensor elsewhere) -> Tensor");
+  library.impl("entries_or_zeros", c10::DispatchKey::CPU, TORCH_FN(entriesOrZeros));
   library.impl("local_indices", c10::DispatchKey::CPU, TORCH_FN(localIndices));
   library.impl("rows_or_zeros", c10::DispatchKey::CPU, TORCH_FN(rowsOrZeros));
   library.impl("manual_seed", c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(manualSeed));

@@ -11,8 +11,9 @@ namespace dtorch {
 /// - dtorch::manual_seed(int seed) -> (), dtorch::get_rng_state() -> Tensor, dtorch::set_rng_state(Tensor state) -> ():
 ///   of the session's random state on the call's mesh; a state is torch.get_rng_state()'s.
 /// - dtorch::local_indices(Tensor indices, int offset, int length, int size) -> (Tensor, Tensor),
-///   dtorch::rows_or_zeros(Tensor self, int dim, Tensor indices, Tensor elsewhere) -> Tensor: steps of placement
-///   programs, for tables that are split.
+///   dtorch::rows_or_zeros(Tensor self, int dim, Tensor indices, Tensor elsewhere) -> Tensor,
+///   dtorch::entries_or_zeros(Tensor self, int dim, Tensor indices, Tensor elsewhere) -> Tensor: steps of placement
+///   programs, for tables and classes that are split.
 /// - dtorch::memory_stats() -> Tensor: each rank's MemoryStatistics, as a row of int64 (kMemoryColumns).
 /// - dtorch::reset_peak_memory() -> (): the peaks become what is held now.
 /// - dtorch::empty_cache() -> (): memory that is kept for later tensors goes back to the system.

@@ -67,13 +67,22 @@ v1::Explanation explain(const OperatorRule& rule, std::size_t inputs, std::size_
 }
 
 v1::Explanation explainReplicated(absl::Span<const TensorLayout* const> inputs, std::size_t outputs,
-                                  const absl::Status& why) {
+                                  const PlacedMesh* mesh, const absl::Status& why) {
   v1::Explanation wire;
   v1::RuleRow* row = wire.add_rows();
   toWire(std::vector<Placement>(inputs.size()), row->mutable_inputs());
   toWire(std::vector<Placement>(outputs), row->mutable_outputs());
-  wire.set_refusal(std::string(why.message()));
-  wire.set_choice(-1);
+  const bool accepted = std::all_of(inputs.begin(), inputs.end(),
+                                    [](const TensorLayout* layout) { return isAllReplicate(layout->placements); });
+  wire.set_choice(accepted ? 0 : -1);
+  if (!accepted) {
+    wire.set_refusal(std::string(why.message()));
+    return wire;
+  }
+  v1::PlacementCandidate* candidate = wire.add_candidates();
+  const Placements everywhere = allReplicate(mesh->mesh.dims());
+  for (std::size_t i = 0; i < inputs.size(); ++i) toWire(everywhere, candidate->add_inputs()->mutable_placements());
+  for (std::size_t o = 0; o < outputs; ++o) toWire(everywhere, candidate->add_outputs()->mutable_placements());
   return wire;
 }
 

@@ -14,6 +14,6 @@ void toWire(const Redistribution& redistribution, v1::PlannedRedistribution* wir
 v1::Explanation explain(const OperatorRule& rule, std::size_t inputs, std::size_t outputs);
 /// Of a call that runs only where all its inputs are Replicate: `why`.
 v1::Explanation explainReplicated(absl::Span<const TensorLayout* const> inputs, std::size_t outputs,
-                                  const absl::Status& why);
+                                  const PlacedMesh* mesh, const absl::Status& why);
 
 }  // namespace dtorch

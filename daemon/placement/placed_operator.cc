@@ -156,16 +156,11 @@ void withoutPrograms(Factors* factors) {
   factors->combined.clear();
 }
 
-// Whether a value of this dtype can be Partial in this way: what cannot be reduced cannot be read.
-bool canBePartial(DType dtype, ReduceOp op) {
-  if (op == ReduceOp::kAvg) return isFloatingPoint(dtype) || isComplex(dtype);
-  return (op != ReduceOp::kMin && op != ReduceOp::kMax) || !isComplex(dtype);
-}
-
+// What cannot be reduced cannot be read.
 bool isReadable(const Signature& row, const RuleCall& call) {
   const auto readable = [](const std::vector<Placement>& placements, const std::vector<const TensorMeta*>& metas) {
     for (std::size_t i = 0; i < metas.size(); ++i) {
-      if (placements[i].isPartial() && !canBePartial(metas[i]->dtype, placements[i].reduceOp())) return false;
+      if (placements[i].isPartial() && !isReducible(metas[i]->dtype, placements[i].reduceOp())) return false;
     }
     return true;
   };

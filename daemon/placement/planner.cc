@@ -165,12 +165,12 @@ absl::StatusOr<std::optional<v1::Explanation>> Planner::explain(const OperatorTe
   if (!*metadata && op.returned.size() == op.outputs) *metadata = ofMutated(op, inputs);
   if (!*metadata || inputs.empty()) {
     return std::optional<v1::Explanation>(
-        explainReplicated(inputs, op.outputs, absl::UnimplementedError("only a run tells its result's shape")));
+        explainReplicated(inputs, op.outputs, meshOf(op, inputs), absl::UnimplementedError("only a run tells its result's shape")));
   }
   absl::StatusOr<std::vector<TensorMeta>> outputs = outputsOf(op, inputs, **metadata);
   if (!outputs.ok()) return outputs.status();
   absl::StatusOr<OperatorRule> rule = OperatorRule::create(op, inputs, *outputs, meshOf(op, inputs));
-  if (!rule.ok()) return std::optional<v1::Explanation>(explainReplicated(inputs, op.outputs, rule.status()));
+  if (!rule.ok()) return std::optional<v1::Explanation>(explainReplicated(inputs, op.outputs, meshOf(op, inputs), rule.status()));
   return std::optional<v1::Explanation>(dtorch::explain(*rule, inputs.size(), op.outputs));
 }
 
@@ -302,6 +302,9 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::makeFactory(const Oper
   absl::StatusOr<Placements> wanted =
       normalize(op.placements.empty() ? allReplicate(meshDims) : op.placements, meshDims, tensorDims);
   if (!wanted.ok()) return wanted.status();
+  for (const TensorMeta& output : outputs) {
+    if (absl::Status reducible = checkReducible(*wanted, output.dtype); !reducible.ok()) return reducible;
+  }
   const bool partial = std::any_of(wanted->begin(), wanted->end(), [](const Placement& p) { return p.isPartial(); });
   const bool inPlace = isUniformFactory(op.name) && !partial;
   std::unique_ptr<PlannedOperator> plan = start(op.mesh, 0, op.name);
@@ -504,6 +507,7 @@ void Planner::learn(const OperatorTemplate& op, absl::Span<const TensorLayout* c
 absl::StatusOr<PlannedOperator*> Planner::planRedistribute(const TensorLayout* input, const Placements& to) {
   RedistributeKey key{input, to};
   if (const auto it = conversions_.find(key); it != conversions_.end()) return it->second.get();
+  if (absl::Status reducible = checkReducible(to, input->meta.dtype); !reducible.ok()) return reducible;
   std::unique_ptr<PlannedOperator> plan = start(input->mesh, 1, "redistribute");
   if (input->placements == to) {
     // A tensor of its own, as any other redistribution gives.

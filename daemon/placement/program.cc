@@ -11,6 +11,10 @@ Placement ProgramTensor::placement(int factor, bool combined) const {
   return combined && !partial.empty() ? Placement::partial(partial[0]) : Placement::replicate();
 }
 
+DType computeType(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? DType::kFloat32 : dtype;
+}
+
 ProgramBuilder::ProgramBuilder(absl::Span<const TensorMeta* const> inputs, const std::vector<std::vector<int>>& dims) {
   for (std::size_t i = 0; i < inputs.size(); ++i) program_.tensors.push_back({*inputs[i], dims[i], {}});
 }
@@ -44,6 +48,13 @@ std::uint32_t ProgramBuilder::map(std::string op, std::uint32_t number, std::vec
   return run(std::move(op), std::move(others), std::move(result));
 }
 
+std::uint32_t ProgramBuilder::cast(std::uint32_t number, DType dtype) {
+  if (program_.tensors[number].meta.dtype == dtype) return number;
+  ProgramTensor result = program_.tensors[number];
+  result.meta.dtype = dtype;
+  return run("aten::to.dtype", {tensor(number), dtype}, std::move(result));
+}
+
 std::uint32_t ProgramBuilder::reduced(std::uint32_t number) {
   ProgramTensor result = program_.tensors[number];
   result.partial.clear();
@@ -60,6 +71,18 @@ std::uint32_t ProgramBuilder::placed(std::uint32_t number, std::vector<int> dims
   ProgramTensor result = program_.tensors[number];
   result.dims = std::move(dims);
   return run("", {tensor(number)}, std::move(result));
+}
+
+ProgramBuilder::LocalIndices ProgramBuilder::localIndices(std::uint32_t indices, std::uint32_t of, int dim) {
+  const ProgramTensor local = program_.tensors[indices];
+  ProgramTensor mask = local;
+  mask.meta.dtype = DType::kBool;
+  const std::uint32_t first = runAll("dtorch::local_indices",
+                                     {tensor(indices), std::int64_t{0}, std::int64_t{0},
+                                      program_.tensors[of].meta.shape[static_cast<std::size_t>(dim)]},
+                                     {local, mask},
+                                     {{1, of, dim, LocalRange::Part::kOffset}, {2, of, dim, LocalRange::Part::kLength}});
+  return {first, first + 1};
 }
 
 Program ProgramBuilder::finish(std::vector<std::uint32_t> outputs) {

@@ -45,6 +45,9 @@ struct Program {
   std::vector<std::uint32_t> outputs;  // which of them the call returns
 };
 
+/// What a program computes in: half precisions in float, as kernels do inside.
+DType computeType(DType dtype);
+
 /// Writes down a program. Tensors are named by their numbers.
 class ProgramBuilder {
  public:
@@ -62,12 +65,20 @@ class ProgramBuilder {
   std::uint32_t factory(std::string op, ProgramTensor result);
   /// A pointwise kernel on `number` and numbers: its result looks like it.
   std::uint32_t map(std::string op, std::uint32_t number, std::vector<Value> others = {});
+  /// The same in another dtype.
+  std::uint32_t cast(std::uint32_t number, DType dtype);
   /// The value of a Partial tensor, on every rank.
   std::uint32_t reduced(std::uint32_t number);
   /// The whole of a tensor that is split along `dim`, on every rank.
   std::uint32_t gathered(std::uint32_t number, std::size_t dim);
   /// Each rank's part of a tensor that all have, by the factors of its dimensions.
   std::uint32_t placed(std::uint32_t number, std::vector<int> dims);
+  /// Indices into dimension `dim` of tensor `of`, as those of the rank's part of it, and a mask of what lies elsewhere.
+  struct LocalIndices {
+    std::uint32_t indices;
+    std::uint32_t elsewhere;
+  };
+  LocalIndices localIndices(std::uint32_t indices, std::uint32_t of, int dim);
   const ProgramTensor& operator[](std::uint32_t number) const { return program_.tensors[number]; }
   Program finish(std::vector<std::uint32_t> outputs);
 

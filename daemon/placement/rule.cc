@@ -56,10 +56,12 @@ std::optional<FoundRule> inTables(const std::string& name, const std::string& ba
   return std::nullopt;
 }
 
-// Whether a family is one of random operators.
-bool isRandom(RuleFunction family) {
-  return std::any_of(randomRules().begin(), randomRules().end(),
-                     [&](const Rule& rule) { return rule.family == family; });
+// Whether a family sees to random numbers: it draws for the whole tensor, or refuses calls that draw.
+bool seesToRandom(RuleFunction family) {
+  const auto has = [&](absl::Span<const Rule> rules) {
+    return std::any_of(rules.begin(), rules.end(), [&](const Rule& rule) { return rule.family == family; });
+  };
+  return has(randomRules()) || has(attentionRules());
 }
 
 // Whether some overload of the name carries the tag: those of the lists' elements are not known by their own names.
@@ -165,7 +167,7 @@ absl::StatusOr<FoundRule> findRule(const c10::OperatorHandle& op) {
   const std::string& base = op.operator_name().name;
   const bool random = op.hasTag(at::Tag::nondeterministic_seeded);
   std::optional<FoundRule> own = ofBase(name, base, op.hasTag(at::Tag::pointwise) && !random);
-  if (own && random && !isRandom(own->family)) own.reset();
+  if (own && random && !seesToRandom(own->family)) own.reset();
   if (own) return *std::move(own);
   if (random) {
     return absl::UnimplementedError("it draws random numbers, which must be the same however its inputs are placed");

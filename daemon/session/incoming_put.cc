@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "core/conversion.h"
 #include "core/shard.h"
 #include "proto/codec.h"
 #include "proto/limits.h"
@@ -31,6 +32,7 @@ absl::StatusOr<TensorLayout> checkPut(const v1::Put& put, const Definitions& def
   if (!placements.ok()) return placements.status();
   placements = normalize(*std::move(placements), mesh.dims(), static_cast<int>(meta->shape.size()));
   if (!placements.ok()) return placements.status();
+  if (absl::Status reducible = checkReducible(*placements, meta->dtype); !reducible.ok()) return reducible;
   std::uint64_t bytes = static_cast<std::uint64_t>(meta->bytes());
   if (put.parts()) {
     if (put.part_shapes_size() != mesh.size()) {

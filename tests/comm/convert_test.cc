@@ -9,10 +9,12 @@
 #include <iostream>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "comm/group/reduce_kernels.h"
 #include "comm/placement/move.h"
 #include "core/conversion.h"
 #include "tests/catch.h"
@@ -380,6 +382,22 @@ TEST_CASE("a plan moves the fewest bytes", "[placement]") {
   REQUIRE(steps->size() == 2);
   CHECK((*steps)[0].to == Placement::shard(1));
   CHECK((*steps)[1].to == Placement::replicate());
+}
+
+TEST_CASE("a Partial is reducible where a kernel reduces it", "[placement]") {
+  constexpr std::pair<ReduceOp, Reduction> kOps[] = {{ReduceOp::kSum, Reduction::kSum},
+                                                     {ReduceOp::kAvg, Reduction::kAvg},
+                                                     {ReduceOp::kProduct, Reduction::kProduct},
+                                                     {ReduceOp::kMin, Reduction::kMin},
+                                                     {ReduceOp::kMax, Reduction::kMax}};
+  for (int number = 1; number < kDTypeCount; ++number) {
+    const auto dtype = static_cast<DType>(number);
+    for (const auto& [op, reduction] : kOps) {
+      INFO(name(dtype) << " " << name(op));
+      CHECK(isReducible(dtype, op) == reduceKernel(dtype, reduction).ok());
+      CHECK(checkReducible({Placement::shard(0), Placement::partial(op)}, dtype).ok() == isReducible(dtype, op));
+    }
+  }
 }
 
 }  // namespace dtorch::testing

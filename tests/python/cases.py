@@ -94,26 +94,28 @@ class Case:
         results = session.call(call.name, *args, outputs=len(outcome.results), **kwargs)
         results = [results] if len(outcome.results) == 1 else results
         contiguous = all(row.is_replicate for row in self.rows) and all(t.is_contiguous() for t in call.tensors)
-        self.waits = [self.ask(f"result {i}", result, want, self.outputs[i], outcome.strides[i] if contiguous else None)
-                      for i, (result, want) in enumerate(zip(results, outcome.results)) if want is not None]
-        self.waits += [self.ask(f"argument {i} afterwards", remote[i], outcome.after[i], self.inputs[i], None)
+        self.waits = [self.ask(f"result {i}", i, result, self.outputs[i], outcome.strides[i] if contiguous else None)
+                      for i, result in enumerate(results) if outcome.results[i] is not None]
+        self.waits += [self.ask(f"argument {i} afterwards", len(results) + i, remote[i], self.inputs[i], None)
                        for i in (range(len(remote)) if self.thorough else call.written)]
 
-    def ask(self, what, tensor, want, placements, strides):
+    def ask(self, what, index, tensor, placements, strides):
+        """`index`: in the outcome's values."""
         futures = [tensor.describe()] + [tensor.get_local(rank) for rank in self.mesh.ranks]
-        return what, futures + [tensor.get()] * self.thorough, want, placements, strides
+        return what, index, futures + [tensor.get()] * self.thorough, placements, strides
 
     def finish(self):
         """None, or the Fault."""
         try:
-            for what, futures, want, placements, strides in self.waits:
+            for what, index, futures, placements, strides in self.waits:
                 info, *values = [future.wait(LIMIT) for future in futures]
-                self.check(what, info, list(map(torch.from_dlpack, values)), want, placements, strides)
+                self.check(what, index, info, list(map(torch.from_dlpack, values)), placements, strides)
         except (dtorch.Error, TimeoutError, AssertionError) as error:
             return Fault(error)
         return None
 
-    def check(self, what, info, values, want, placements, strides):
+    def check(self, what, index, info, values, placements, strides):
+        want = self.call.outcome.values[index]
         want = want if is_tensor(want) else scalar(want, info.dtype)
         assert list(map(repr, info.placements)) == list(map(repr, placements)), \
             f"{what}: placed {info.placements}, the row says {placements}"
@@ -126,30 +128,32 @@ class Case:
             means = [i for i, extent in enumerate(want.shape) if extent > 1]  # the stride of one element means nothing
             assert [info.strides[i] for i in means] == [strides[i] for i in means], \
                 f"{what}: strides {info.strides}, wanted {strides}"
-        if not self.call.values_are_undefined and not depends_on_layout(want, self.call):
+        if not self.call.values_are_undefined:
             whole, slack = placing.join(parts, self.mesh_shape, placements, self.call.is_exact)
-            slack = slack + kernel_rounding(want, self.call, placements)
-            compare(what, whole, want, slack)
+            slack = slack + rounding(self.call, index, placements)
+            compare(what, *without_layout(whole, want, self.call), slack)
             for gathered in values[len(parts):]:
-                compare(f"{what}, gathered", gathered, want, slack)
+                compare(f"{what}, gathered", *without_layout(gathered, want, self.call), slack)
 
 
-def depends_on_layout(want, call):
-    """PyTorch's fmod of half precisions is NaN or a number by whether the element lies in a full vector."""
-    return re.match(r"aten::fmod_?(\.|$)", call.name) and want.dtype in (torch.float16, torch.bfloat16)
-
-
-def kernel_rounding(want, call, placements):
-    """What two roundings at the size of the arguments may change. PyTorch's kernels of half precisions round between their
-    steps or do not, by how the elements lie in memory; what each rank adds to a Partial result is rounded by itself, also
-    where the summands cancel. Other results get none."""
-    half = want.dtype in (torch.float16, torch.bfloat16)
-    partial = any(isinstance(each, dtorch.Partial) for each in placements)
-    if not (want.is_floating_point() or want.is_complex()) or not want.numel() or not (half or partial):
+def rounding(call, index, placements):
+    """What a kernel's roundings may change in a value of the outcome: twice PyTorch's own error. Of half precisions, for
+    which kernels round between their steps or do not, by how the elements lie in memory; and of Partial results, whose parts
+    are rounded each by itself, also where the summands cancel. Others get none."""
+    want = call.outcome.values[index]
+    half = is_tensor(want) and want.dtype in (torch.float16, torch.bfloat16)
+    if not half and not any(map(placing.is_partial, placements)) or not call.errors[index]:
         return 0
-    values = [each for each in (want, *call.tensors) if each.dtype == want.dtype and each.numel()]
-    greatest = max(float(each.abs().double().nan_to_num(0, 0, 0).max()) for each in values)
-    return torch.full(want.shape, 2 * torch.finfo(want.dtype).eps * greatest, dtype=torch.float64)
+    return torch.full(want.shape, 2 * call.errors[index], dtype=torch.float64)
+
+
+def without_layout(got, want, call):
+    """Both without the elements that depend on memory: PyTorch's fmod of half precisions is NaN or a number by whether the
+    element lies in a full vector."""
+    if not (re.match(r"aten::fmod_?(\.|$)", call.name) and want.dtype in (torch.float16, torch.bfloat16)):
+        return got, want
+    either = want.isnan() | got.isnan()
+    return got.masked_fill(either, 0), want.masked_fill(either, 0)
 
 
 def scalar(value, dtype):

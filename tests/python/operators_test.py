@@ -3,12 +3,7 @@
 Every ATen call that the samples make (samples.py) is made on the workers, and so are its twins. Values, shapes, dtypes, and
 strides where all inputs are contiguous, must be the same on every rank, of results and of the arguments that the call
 writes to; or the call is refused, and the reason is counted.
-
-Arguments: the folder of the programs; --workers N; --part I/N: every Nth operator, from the Ith; --samples N: the first N
-of an operator and dtype, 0: all; --only TEXT: operators with this in their name; --report FILE: the refusals as Markdown;
---faults FILE: what is wrong, whole.
 """
-import argparse
 import collections
 import pathlib
 import sys
@@ -17,6 +12,7 @@ import time
 import torch
 
 import dtorch
+import parts
 import samples
 from cases import Case, Fault, Row
 from daemon import Daemon
@@ -57,17 +53,39 @@ class Conformance:
         else:
             self.wrong.append(f"{case.call}: {fault.text}")
 
+    def result(self):
+        """What came out, as JSON has it."""
+        return {"passed": self.passed, "refused": self.refused, "wrong": self.wrong}
+
+    def add(self, result):
+        """Of another part."""
+        self.passed.update(result["passed"])
+        for name, reasons in result["refused"].items():
+            self.refused[name].update(reasons)
+        self.wrong += result["wrong"]
+
     def __str__(self):
         refusals = sum(sum(reasons.values()) for reasons in self.refused.values())
         return (f"{sum(self.passed.values())} calls of {len(self.passed)} operators as PyTorch's; {refusals} of "
                 f"{len(self.refused)} refused; {len(self.wrong)} wrong")
 
 
-def run(options, session):
+def run(options):
+    """One part; what came out of it."""
+    torch.set_num_threads(1)
+    daemon = Daemon(options.bin.resolve(), "--workers.count", str(options.workers), "--log.level", "error")
+    try:
+        with dtorch.connect(daemon.socket, name="operators_test") as session:
+            return check(options, session).result()
+    finally:
+        daemon.stop()
+
+
+def check(options, session):
     conformance = Conformance(session)
-    part, parts = (int(number) for number in options.part.split("/"))
+    part, count = parts.numbers(options)
     sources = [source for source in samples.sources(options.samples) if options.only in source.name]
-    chosen = sources[part::parts]
+    chosen = sources[part::count]
     started = time.monotonic()
     seen = samples.Seen()
     for number, source in enumerate(chosen):
@@ -82,28 +100,25 @@ def run(options, session):
 
 def report(conformance, file):
     with open(file, "w") as out:
+        out.write("# Calls that are refused\n\n"
+                  "Written by `tests/python/operators_test.py`: do not edit. Of PyTorch's operator samples, with all inputs "
+                  f"Replicate: {conformance}. By operator, the commonest reasons, how many calls were refused for each, and how "
+                  "many of the operator's ran.\n\n| operator | refused | ran | reason |\n| --- | --- | --- | --- |\n")
         for name in sorted(conformance.refused):
             for reason, count in conformance.refused[name].most_common(3):
                 out.write(f"| `{name}` | {count} | {conformance.passed[name]} | {reason.replace('|', ' ')} |\n")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("bin", type=pathlib.Path)
+    parser = parts.parser(__doc__)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--part", default="0/1")
-    parser.add_argument("--samples", type=int, default=0)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--report")
-    parser.add_argument("--faults")
+    parser.add_argument("--samples", type=int, default=0, help="the first so many of an operator and dtype; 0: all")
+    parser.add_argument("--report", help="write the refusals to this file, as rows of a Markdown table")
+    parser.add_argument("--faults", help="write what is wrong to this file")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    daemon = Daemon(options.bin.resolve(), "--workers.count", str(options.workers), "--log.level", "error")
-    try:
-        with dtorch.connect(daemon.socket, name="operators_test") as session:
-            conformance = run(options, session)
-    finally:
-        daemon.stop()
+    conformance = Conformance(None)
+    for result in parts.results(run, options):
+        conformance.add(result)
     if options.report:
         report(conformance, options.report)
     if options.faults:

@@ -7,14 +7,8 @@ with another row on a mesh of 2 x 2. Placements, shapes, dtypes and values of th
 those of the arguments that the operator writes to; replicas are the same, bit for bit. Summands of Partial arguments are
 random.
 
-Arguments: the folder of the programs; --part I/N: the Ith of N parts of the samples; --budget SECONDS: as much of it as fits,
-in the order of the seed; --random N: so many random operators x placements instead; --seed S; --only TEXT: operators with
-this in their name; --samples N: the first N of an operator and dtype (default 12; 0: all); --docs FILE: writes what is
-proven as Markdown; --report FILE: what is wrong or not proven.
-
-Ends with 1 when a value is wrong, or, after a whole run, when an operator of the daemon's registry has no proof.
+Ends with 1 when a value is wrong or, after a whole run, when an operator or a row of the daemon's registry has no proof.
 """
-import argparse
 import collections
 import pathlib
 import random
@@ -24,6 +18,7 @@ import time
 import torch
 
 import dtorch
+import parts
 import placing
 import samples
 from cases import Case, Fault, Row, remote_arguments
@@ -37,12 +32,12 @@ MESHES = {"1": (1,), "2": (2,), "3": (3,), "4": (4,), "2x2": (2, 2)}
 
 
 class Proof:
-    """What is known of a row of an overload."""
+    """What is known of a row of an overload, while it is proven."""
 
     def __init__(self):
         self.kinds = collections.Counter()  # of samples that passed or are under way
         self.passed = 0
-        self.wrong = []
+        self.wrong = 0
         self.spare = []  # calls of kinds that were there before
         self.seeds = []  # some calls, to make variants of
 
@@ -115,7 +110,7 @@ class Prover:
             if fault is None:
                 passed.add(mesh)
             elif not is_indivisible(fault):
-                proof.wrong.append(fault.text)
+                proof.wrong += 1
             if not left:
                 proof.passed += bool(passed & {"2", "3"})
                 proof.kinds[kind] -= not passed & {"2", "3"}
@@ -155,6 +150,12 @@ class Prover:
                 print(f"  first of {case.call.name}: {text[:600]}", flush=True)
             self.wrong.append((case.call.name, text))
         case.finished(fault)
+
+    def result(self):
+        """What came out, as JSON has it."""
+        return {"registry": sorted(self.registry), "cases": self.cases, "indivisible": self.indivisible,
+                "rows": [[name, text, proof.passed, proof.wrong] for (name, text), proof in self.proofs.items()],
+                "wrong": self.wrong}
 
     def fill(self, out_of_time):
         """More proofs for rows that have too few: samples of kinds that were there, then variants of samples."""
@@ -223,11 +224,25 @@ def evenness_of(extent, count):
 
 
 def chosen_sources(options, rng):
-    part, parts = (int(number) for number in options.part.split("/"))
+    part, count = parts.numbers(options)
     sources = [source for source in samples.sources(options.samples) if options.only in source.name]
-    if options.budget or options.random:
+    if options.budget:
         rng.shuffle(sources)
-    return sources[part::parts]
+    return sources[part::count]
+
+
+def run(options):
+    """One part; what came out of it."""
+    torch.set_num_threads(1)
+    rng = random.Random(options.seed)
+    daemon = Daemon(options.bin.resolve(), "--workers.count", str(WORKERS), "--log.level", "error")
+    try:
+        with dtorch.connect(daemon.socket, name="placement_test") as session:
+            prover = Prover(session, rng)
+            (try_random if options.random else prove)(options, prover, rng)
+    finally:
+        daemon.stop()
+    return prover.result()
 
 
 def prove(options, prover, rng):
@@ -256,7 +271,8 @@ def try_random(options, prover, rng):
     started = time.monotonic()
     sources = chosen_sources(options, rng)
     told = 0
-    while prover.cases < options.random:
+    wanted = options.random // parts.numbers(options)[1]
+    while prover.cases < wanted:
         calls = [call for program in some(rng.choice(sources).runs(), rng, 3) for call in samples.calls(program, samples.Seen())
                  if call.name in prover.registry]
         for call in rng.sample(calls, min(len(calls), 12)):
@@ -269,15 +285,14 @@ def try_random(options, prover, rng):
                 prover.issue(call, mesh, mix if mesh == "2x2" else [row], lambda _, fault, proof=proof: count(proof, fault))
         if prover.cases >= told:
             told += 1000
-            tell(started, f"of {options.random}", prover)
+            tell(started, f"of {wanted}", prover)
     prover.flush()
     tell(started, "end", prover)
 
 
 def count(proof, fault):
     proof.passed += fault is None
-    if fault and not is_indivisible(fault):
-        proof.wrong.append(fault.text)
+    proof.wrong += bool(fault and not is_indivisible(fault))
 
 
 def some(iterator, rng, wanted):
@@ -294,13 +309,34 @@ def tell(started, where, prover):
 # Reports
 
 
-def proven_rows(prover):
-    """By overload: row texts and numbers of proofs, of rows that are proven."""
-    by_overload = collections.defaultdict(list)
-    for (name, text), proof in sorted(prover.proofs.items()):
-        if proof.passed and not proof.wrong:
-            by_overload[name].append((text, proof.passed))
-    return by_overload
+class Report:
+    """What all parts found together."""
+
+    def __init__(self, results):
+        self.registry, self.wrong = set(), []
+        self.passed, self.faults = collections.Counter(), collections.Counter()  # by overload and row
+        self.cases = self.indivisible = 0
+        for result in results:
+            self.registry.update(result["registry"])
+            self.wrong += map(tuple, result["wrong"])
+            self.cases += result["cases"]
+            self.indivisible += result["indivisible"]
+            for name, text, passed, wrong in result["rows"]:
+                self.passed[name, text] += passed
+                self.faults[name, text] += wrong
+
+    def proven(self):
+        """By overload: texts of the rows that are proven, and on how many samples."""
+        by_overload = collections.defaultdict(list)
+        for (name, text), passed in sorted(self.passed.items()):
+            if passed and not self.faults[name, text]:
+                by_overload[name].append((text, passed))
+        return by_overload
+
+    def thin(self):
+        """Rows with too few proofs."""
+        return [(name, text, passed) for (name, text), passed in sorted(self.passed.items())
+                if not self.faults[name, text] and passed < PROOFS]
 
 
 def find(name):
@@ -323,8 +359,8 @@ def without_twins(name):
     return base[:-1] if base.endswith("_") and not base.endswith("__") else base
 
 
-def write_docs(prover, file):
-    proven = proven_rows(prover)
+def write_docs(report, file):
+    proven = report.proven()
     with open(file, "w") as out:
         out.write("# Operators that run on sharded tensors\n\n"
                   "Written by `tests/python/placement_test.py`: do not edit. A row names the placements of an operator's tensor "
@@ -336,21 +372,19 @@ def write_docs(prover, file):
             out.write(f"| `{name}` | {'; '.join(text for text, _ in rows)} | {sum(passed for _, passed in rows)} |\n")
 
 
-def summary(prover, complete):
-    """Prints it; what makes the run fail."""
-    proven = proven_rows(prover)
+def summary(report, whole):
+    """Prints it; what makes the run fail, and lines about it. `whole`: everything ran, what has no proof now has none."""
+    proven = report.proven()
     failed = []
-    print(f"proven: {totals(proven)}; {sum(map(len, proven.values()))} rows, "
-          f"{sum(proof.passed for proof in prover.proofs.values())} proofs, {prover.cases} cases, of which "
-          f"{prover.indivisible} were refused as indivisible")
-    thin = [(name, text, proof.passed) for (name, text), proof in prover.proofs.items()
-            if not proof.wrong and proof.passed < PROOFS]
+    print(f"proven: {totals(proven)}; {sum(map(len, proven.values()))} rows, {report.passed.total()} proofs, "
+          f"{report.cases} cases, of which {report.indivisible} were refused as indivisible")
     lines = []
-    if prover.wrong:
-        failed.append(f"{len(prover.wrong)} wrong")
-        lines += [f"wrong: {text}" for _, text in sorted(prover.wrong, key=lambda item: item[0])]
-    if complete:
-        missing = sorted(prover.registry - set(proven))
+    if report.wrong:
+        failed.append(f"{len(report.wrong)} wrong")
+        lines += [f"wrong: {text}" for _, text in sorted(report.wrong)]
+    if whole:
+        missing = sorted(report.registry - set(proven))
+        thin = report.thin()
         print(f"{len(missing)} operators of the registry without a proof; {len(thin)} rows with fewer than {PROOFS} proofs")
         lines += [f"no proof: {name}" for name in missing]
         lines += [f"only {passed} proofs: {name}: {text}" for name, text, passed in thin]
@@ -361,37 +395,24 @@ def summary(prover, complete):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("bin", type=pathlib.Path)
-    parser.add_argument("--part", default="0/1")
-    parser.add_argument("--budget", type=float, default=0)
-    parser.add_argument("--random", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=6)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--samples", type=int, default=12)
-    parser.add_argument("--docs")
-    parser.add_argument("--report")
+    parser = parts.parser(__doc__)
+    parser.add_argument("--budget", type=float, default=0, help="seconds: as much as fits, in the order of the seed")
+    parser.add_argument("--random", type=int, default=0, help="so many random operators x placements instead")
+    parser.add_argument("--samples", type=int, default=12, help="the first so many of an operator and dtype; 0: all")
+    parser.add_argument("--docs", help="write what is proven as Markdown to this file")
+    parser.add_argument("--report", help="write what is wrong or not proven to this file")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    rng = random.Random(options.seed)
     print(f"seed {options.seed}", flush=True)
-    daemon = Daemon(options.bin.resolve(), "--workers.count", str(WORKERS), "--log.level", "error")
-    try:
-        with dtorch.connect(daemon.socket, name="placement_test") as session:
-            prover = Prover(session, rng)
-            (try_random if options.random else prove)(options, prover, rng)
-    finally:
-        daemon.stop()
-    complete = not (options.budget or options.random or options.only or options.part != "0/1")
-    failed, lines = summary(prover, complete)
+    report = Report(parts.results(run, options))
+    failed, lines = summary(report, parts.is_whole(options) and not options.budget and not options.random)
     for line in lines[:40]:
         print(f"  {line[:400]}")
     if options.report:
         pathlib.Path(options.report).write_text("".join(f"{line}\n" for line in lines))
     if options.docs and not failed:
-        write_docs(prover, options.docs)
+        write_docs(report, options.docs)
     print("; ".join(failed) or "passed")
-    sys.exit(1 if failed or not prover.cases else 0)
+    sys.exit(1 if failed or not report.cases else 0)
 
 
 if __name__ == "__main__":

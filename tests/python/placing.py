@@ -154,17 +154,22 @@ def parts_of(value, op, count, rng):
 
 
 def summands(value, op, count, draw):
-    """Two ranks of each element hold 2v and -v, or v/2 both, or v and 0; of integers, and where v is 0, v - r and r. Of an
-    average: as many times that as there are ranks."""
-    if value.is_floating_point() or value.is_complex():
+    """Two ranks of each element hold 2v and -v, or v/2 both, or v and 0; of integers, and where v is 0, v - r and r; the rest
+    hold 0. Of an average the two hold 2v and 0, or 4v and -2v, or v both; where v is 0, r and -r; the rest hold v."""
+    if op == "avg":
+        pair, offset = draw(0, 3), draw(1, 4).to(value.dtype)
+        first = torch.where(pair == 0, value * 2, torch.where(pair == 1, value * 4, value))
+        second = torch.where(pair == 0, torch.zeros_like(value), torch.where(pair == 1, value * -2, value))
+        first, second = torch.where(value == 0, offset, first), torch.where(value == 0, -offset, second)
+        rest = value
+    elif value.is_floating_point() or value.is_complex():
         pair, offset = draw(0, 4), draw(1, 4).to(value.dtype)
         first = torch.where(pair == 0, value * 2, torch.where(pair == 1, value / 2, value))
         second = torch.where(pair == 0, -value, torch.where(pair == 1, value / 2, 0))
         exact = first + second == value  # half of the least numbers is not
         first, second = torch.where(exact, first, value), torch.where(exact, second, 0)
         first, second = torch.where(value == 0, offset, first), torch.where(value == 0, -offset, second)
-        scale = count if op == "avg" else 1
-        first, second, rest = first * scale, second * scale, torch.zeros_like(value)
+        rest = torch.zeros_like(value)
     else:
         limits = torch.iinfo(value.dtype)
         offset = (draw(0, 4) if value.dtype == torch.uint8 else draw(-3, 4)).to(value.dtype)

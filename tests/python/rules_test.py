@@ -241,6 +241,78 @@ class RulesTest(unittest.TestCase):
             self.assertEqual(out.describe().wait(LIMIT).placements, [Shard(0)])
             self.same(out, want, 1e-5)
 
+    def test_running_totals_over_a_split_dimension(self):
+        x = torch.tensor([[2.0, -1.5], [3.0, float("inf")], [0.5, 2.0], [1.0, 0.25], [-2.0, 1.0], [4.0, 3.0], [0.1, -7.0]])
+        for name, want in (("aten::cumsum", x.cumsum(0)), ("aten::cumprod", x.cumprod(0)),
+                           ("aten::logcumsumexp", x.logcumsumexp(0))):
+            out = self.session.call(name, self.session.put(x, [Shard(0)]), 0)
+            self.assertEqual(out.describe().wait(LIMIT).placements, [Shard(0)])
+            torch.testing.assert_close(torch.from_dlpack(out.get().wait(LIMIT)), want, equal_nan=True)
+        few = torch.tensor([5, 6])  # a rank has none
+        self.same(self.session.call("aten::cumsum", self.session.put(few, [Shard(0)]), 0), few.cumsum(0))
+
+    def test_attention_over_batch_heads_and_groups_of_heads(self):
+        attend = torch.nn.functional.scaled_dot_product_attention
+        q, k, v = torch.randn(4, 12, 5, 8), torch.randn(4, 6, 7, 8), torch.randn(4, 6, 7, 8)
+        for placement in Shard(0), Shard(1):
+            out = self.session.call("aten::scaled_dot_product_attention",
+                                    *(self.session.put(t, [placement]) for t in (q, k, v)), enable_gqa=True)
+            self.assertEqual(out.describe().wait(LIMIT).placements, [placement])
+            self.same(out, attend(q, k, v, enable_gqa=True), 1e-5)
+        with self.assertRaisesRegex(dtorch.Error, "end within one"):  # 8 heads are 3, 3, 2: no multiples of 2
+            self.session.call("aten::scaled_dot_product_attention", self.session.put(q[:, :8], [Shard(1)]),
+                              self.session.put(k[:, :4], [Shard(1)]), self.session.put(v[:, :4], [Shard(1)]),
+                              enable_gqa=True).get().wait(LIMIT)
+        with self.assertRaisesRegex(dtorch.Error, "dropout_p"):
+            self.session.call("aten::scaled_dot_product_attention", *(self.session.put(k, [Shard(0)]) for _ in range(3)),
+                              dropout_p=0.5).get().wait(LIMIT)
+
+    def test_classes_of_a_likelihood_are_split(self):
+        likely = torch.randn(5, 10).log_softmax(1)
+        target, weight = torch.tensor([3, 9, -100, 0, 4]), torch.rand(10)
+        forward, backward = torch.ops.aten.nll_loss_forward, torch.ops.aten.nll_loss_backward
+        for reduction in 0, 1, 2:
+            for weights in None, weight:
+                want, total = forward(likely, target, weights, reduction, -100)
+                remote = [self.session.put(likely, [Shard(1)]), self.session.put(target)]
+                remote.append(weights if weights is None else self.session.put(weights, [Shard(0)]))
+                loss, all = self.session.call("aten::nll_loss_forward", *remote, reduction, -100, outputs=2)
+                self.same(loss, want, 1e-5)
+                self.same(all, total, 1e-5)
+                grad = torch.rand_like(want)
+                out = self.session.call("aten::nll_loss_backward", self.session.put(grad), *remote, reduction, -100,
+                                        self.session.put(total))
+                self.assertEqual(out.describe().wait(LIMIT).placements, [Shard(1)])
+                self.same(out, backward(grad, likely, target, weights, reduction, -100, total), 1e-5)
+        with self.assertRaisesRegex(dtorch.Error, "out of range"):
+            self.session.call("aten::nll_loss_forward", self.session.put(likely, [Shard(1)]),
+                              self.session.put(torch.tensor([3, 10, 0, 0, 4])), None, 1, -100,
+                              outputs=2)[0].get().wait(LIMIT)
+
+    def test_all_and_any_over_no_dimension(self):
+        x = torch.tensor([[1.0, 0.0], [2.0, 3.0], [0.0, 0.0]])
+        for keep in False, True:
+            for name in "all", "any":
+                want = getattr(torch.ops.aten, name).dims(x, [], keep)
+                self.same(self.session.call(f"aten::{name}.dims", self.session.put(x, [Shard(0)]), [], keep), want)
+
+    def test_what_cannot_be_reduced_is_never_partial(self):
+        numbers = torch.ones(3, 2, dtype=torch.complex64)
+        with self.assertRaisesRegex(dtorch.Error, "complex64 tensors are never P.max"):
+            self.session.put_shards([numbers] * WORKERS, (3, 2), [Partial("max")]).get().wait(LIMIT)
+        with self.assertRaisesRegex(dtorch.Error, "int64 tensors are never P.avg"):
+            self.session.put(torch.ones(3, dtype=torch.int64)).redistribute([Partial("avg")]).get().wait(LIMIT)
+        with self.assertRaisesRegex(dtorch.Error, "int64 tensors are never P.avg"):
+            self.session.call("aten::ones", [3], dtype=dtorch.DType("int64"), mesh=self.session.world,
+                              placements=[Partial("avg")]).get().wait(LIMIT)
+
+    def test_explain_of_a_call_that_runs_on_whole_tensors_only(self):
+        x = torch.randn(4, 4)
+        explained = self.session.explain("aten::linalg_matrix_exp", self.session.put(x))
+        self.assertIsNone(explained.refusal)
+        self.assertEqual(explained.choice.inputs, [[Replicate()]])
+        self.assertIsNotNone(self.session.explain("aten::histc", self.session.put(x, [Shard(0)])).refusal)
+
 
 if __name__ == "__main__":
     unittest.main(argv=[sys.argv[0], "-v", *sys.argv[3:]])

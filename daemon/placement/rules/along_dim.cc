@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -8,6 +9,7 @@
 #include "daemon/placement/notation.h"
 #include "daemon/placement/program.h"
 #include "daemon/placement/rule.h"
+#include "dispatch/prepared_call.h"
 
 namespace dtorch {
 namespace {
@@ -91,11 +93,6 @@ absl::StatusOr<Factors> fourierFactors(const RuleCall& call, absl::string_view d
   return full(linesFactors(call, *dims, true));
 }
 
-// Half precisions are computed in float, as kernels do inside.
-DType computeType(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? DType::kFloat32 : dtype;
-}
-
 // Softmax over a dimension that is split: its greatest and the sum of its powers come from all ranks. Detail "log".
 absl::StatusOr<Factors> softmaxFactors(const RuleCall& call, absl::string_view detail) {
   const std::size_t rank = call.inputs[0]->shape.size();
@@ -126,9 +123,7 @@ absl::StatusOr<Factors> softmaxFactors(const RuleCall& call, absl::string_view d
          const auto tensor = ProgramBuilder::tensor;
          const DType compute = computeType(planned.outputs[0]->dtype);
          const std::vector<std::int64_t> dims = {dim};
-         std::uint32_t x = 0;
-         if (builder[0].meta.dtype != compute)
-           x = builder.run("aten::to.dtype", {tensor(0), compute}, as(compute, false, {}));
+         const std::uint32_t x = builder.cast(0, compute);
          const std::uint32_t greatest =
              builder.reduced(builder.run("aten::amax", {tensor(x), dims, true}, as(compute, true, {ReduceOp::kMax})));
          const std::uint32_t apart =
@@ -136,15 +131,9 @@ absl::StatusOr<Factors> softmaxFactors(const RuleCall& call, absl::string_view d
          const std::uint32_t powers = builder.map("aten::exp", apart);
          const std::uint32_t sum = builder.reduced(
              builder.run("aten::sum.dim_IntList", {tensor(powers), dims, true}, as(compute, true, {ReduceOp::kSum})));
-         std::uint32_t result =
-             log ? builder.run("aten::sub.Tensor", {tensor(apart), tensor(builder.map("aten::log", sum))},
-                               as(compute, false, {}))
-                 : builder.run("aten::div.Tensor", {tensor(powers), tensor(sum)}, as(compute, false, {}));
-         if (compute != planned.outputs[0]->dtype) {
-           result = builder.run("aten::to.dtype", {tensor(result), planned.outputs[0]->dtype},
-                                as(planned.outputs[0]->dtype, false, {}));
-         }
-         return builder.finish({result});
+         const std::uint32_t result = log ? builder.map("aten::sub.Tensor", apart, {tensor(builder.map("aten::log", sum))})
+                                          : builder.map("aten::div.Tensor", powers, {tensor(sum)});
+         return builder.finish({builder.cast(result, planned.outputs[0]->dtype)});
        },
        {}});
   return factors;
@@ -178,25 +167,76 @@ absl::StatusOr<Factors> softmaxBackwardFactors(const RuleCall& call, absl::strin
            if (reduced) result.partial = {ReduceOp::kSum};
            return result;
          };
-         const auto cast = [&](std::uint32_t number) {
-           if (builder[number].meta.dtype == compute) return number;
-           return builder.run("aten::to.dtype", {tensor(number), compute}, as(compute, false));
-         };
-         const std::uint32_t gradient = cast(0);
-         const std::uint32_t output = cast(1);
+         const std::uint32_t gradient = builder.cast(0, compute);
+         const std::uint32_t output = builder.cast(1, compute);
          const std::uint32_t weighted =
              log ? gradient : builder.run("aten::mul.Tensor", {tensor(gradient), tensor(output)}, as(compute, false));
          const std::uint32_t sum = builder.reduced(builder.run(
              "aten::sum.dim_IntList", {tensor(weighted), std::vector<std::int64_t>{dim}, true}, as(compute, true)));
          const std::uint32_t factor = log ? builder.map("aten::exp", output) : output;
          const std::uint32_t taken = builder.run("aten::mul.Tensor", {tensor(factor), tensor(sum)}, as(compute, false));
-         std::uint32_t result =
+         const std::uint32_t result =
              builder.run("aten::sub.Tensor", {tensor(log ? gradient : weighted), tensor(taken)}, as(compute, false));
-         if (compute != planned.outputs[0]->dtype) {
-           result = builder.run("aten::to.dtype", {tensor(result), planned.outputs[0]->dtype},
-                                as(planned.outputs[0]->dtype, false));
-         }
-         return builder.finish({result});
+         return builder.finish({builder.cast(result, planned.outputs[0]->dtype)});
+       },
+       {}});
+  return factors;
+}
+
+// How a running total goes on from one rank's part to the next: the kernel that totals a part, the one that puts what came
+// before to a part's own running totals, and what comes before the first.
+struct Scan {
+  const char* total;
+  const char* combine;
+  Value start;
+};
+
+Scan scanOf(absl::string_view op, DType dtype) {
+  const bool real = isFloatingPoint(dtype) || isComplex(dtype);
+  const auto number = [&](std::int64_t value) { return real ? Value(static_cast<double>(value)) : Value(value); };
+  if (op == "aten::cumsum") return {"aten::sum.dim_IntList", "aten::add.Tensor", number(0)};
+  if (op == "aten::cumprod") return {"aten::prod.dim_int", "aten::mul.Tensor", number(1)};
+  return {"aten::logsumexp", "aten::logaddexp", -std::numeric_limits<double>::infinity()};
+}
+
+// A running total over a dimension that is split: each rank's own, with the total of all ranks before it. Detail "linear":
+// a Partial passes through.
+absl::StatusOr<Factors> scanFactors(const RuleCall& call, absl::string_view detail) {
+  const std::size_t rank = call.inputs[0]->shape.size();
+  absl::StatusOr<int> dim = call.dimension("dim", rank);
+  if (!dim.ok()) return dim.status();
+  const std::string op = nameOf(call.schema.operator_name());
+  const bool complexLog = op == "aten::logcumsumexp" && isComplex(call.inputs[0]->dtype);
+  if (rank == 0 || complexLog) return linesFactors(call, {*dim}, detail == "linear");
+  Factors factors;
+  const std::vector<int> of = factors.addAll(rank);
+  factors.inputs = {of};
+  factors.outputs = {of};
+  if (detail == "linear") factors.linear = {{0}};
+  const auto along = static_cast<std::size_t>(*dim);
+  factors.combined.push_back(
+      {{of[along]},
+       [of, along, op](const RuleCall& planned, std::int64_t parts) -> absl::StatusOr<Program> {
+         ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), {of});
+         const auto tensor = ProgramBuilder::tensor;
+         const auto at = static_cast<std::int64_t>(along);
+         const DType dtype = planned.outputs[0]->dtype;
+         const std::uint32_t x = builder.cast(builder.cast(0, dtype), computeType(dtype));
+         const Scan scan = scanOf(op, builder[x].meta.dtype);
+         const bool one = op == "aten::cumprod";  // its kernel takes one dimension
+         const Value dims = one ? Value(at) : Value(std::vector<std::int64_t>{at});
+         ProgramTensor total = builder[x];
+         total.meta.shape[along] = parts;
+         total.meta.strides = contiguousStrides(total.meta.shape);
+         const std::uint32_t own = builder.run(scan.total, {tensor(x), dims, true}, total);
+         std::vector<std::int64_t> shift(2 * (total.dims.size() - along), 0);
+         shift[shift.size() - 2] = 1;
+         shift[shift.size() - 1] = -1;
+         const std::uint32_t shifted =
+             builder.map("aten::constant_pad_nd", builder.gathered(own, along), {shift, scan.start});
+         const std::uint32_t before = builder.placed(builder.map(op, shifted, {at}), total.dims);
+         const std::uint32_t result = builder.map(scan.combine, builder.map(op, x, {at}), {tensor(before)});
+         return builder.finish({builder.cast(result, dtype)});
        },
        {}});
   return factors;
@@ -230,9 +270,9 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::_safe_softmax", alongDimFactors, ""},
     {"aten::_softmax_backward_data", softmaxBackwardFactors, ""},
     {"aten::_log_softmax_backward_data", softmaxBackwardFactors, "log"},
-    {"aten::cumsum", alongDimFactors, "linear"},
-    {"aten::cumprod", alongDimFactors, ""},
-    {"aten::logcumsumexp", alongDimFactors, ""},
+    {"aten::cumsum", scanFactors, "linear"},
+    {"aten::cumprod", scanFactors, ""},
+    {"aten::logcumsumexp", scanFactors, ""},
     {"aten::_logcumsumexp", alongDimFactors, ""},
     {"aten::cummax", alongDimFactors, ""},
     {"aten::cummin", alongDimFactors, ""},

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 
 #include "daemon/placement/notation.h"
@@ -6,16 +7,49 @@
 namespace dtorch {
 namespace {
 
-// Batch and heads pass through; a mask broadcasts over both. With grouped queries there are fewer heads of keys than of
-// queries, so that heads stay whole (their extents differ).
+// Several heads of queries share one of keys and values: where the heads are split, each rank gets whole groups.
+void groupHeads(const RuleCall& call, Factors* factors) {
+  const std::vector<std::int64_t>& key = call.inputs[1]->shape;
+  const std::vector<std::int64_t>& value = call.inputs[2]->shape;
+  if (key.size() < 3 || value.size() != key.size()) return;
+  const std::int64_t groups = key[key.size() - 3];
+  const std::int64_t heads = call.inputs[0]->shape[key.size() - 3];
+  if (value[value.size() - 3] != groups || groups <= 1 || heads <= groups || heads % groups != 0) return;
+  const int group = factors->add();
+  const auto set = [&](bool output, std::size_t tensor, const std::vector<std::int64_t>& shape) {
+    if (shape.size() < 3) return;
+    const std::size_t dim = shape.size() - 3;
+    std::vector<int>& of = (output ? factors->outputs : factors->inputs)[tensor];
+    if (shape[dim] != heads && shape[dim] != groups) return;  // a mask that broadcasts
+    of[dim] = group;
+    if (shape[dim] == heads) {
+      factors->blocks.push_back({output, static_cast<int>(tensor), static_cast<int>(dim), heads / groups});
+    }
+  };
+  for (std::size_t i = 0; i < call.inputs.size(); ++i) set(false, i, call.inputs[i]->shape);
+  for (std::size_t o = 0; o < call.outputs.size(); ++o) set(true, o, call.outputs[o]->shape);
+}
+
+// Batch and heads pass through; a mask broadcasts over both. Detail: the notation.
+absl::StatusOr<Factors> attentionFactors(const RuleCall& call, absl::string_view detail) {
+  const Value* dropout = call.argument("dropout_p");
+  const auto* probability = dropout == nullptr ? nullptr : dropout->as<double>();
+  if (probability != nullptr && *probability != 0) {
+    return absl::UnimplementedError("with dropout_p it draws random numbers in the order of its whole result");
+  }
+  absl::StatusOr<Factors> factors = notationFactors(call, detail);
+  if (factors.ok() && call.flag("enable_gqa")) groupHeads(call, &*factors);
+  return factors;
+}
+
 constexpr std::array kRules = std::to_array<Rule>({
-    {"aten::scaled_dot_product_attention", notationFactors,
+    {"aten::scaled_dot_product_attention", attentionFactors,
      "... [l] [e], ... [s] [e], ... [s] [v], ... [l] [s] -> ... [l] [v]"},
-    {"aten::_scaled_dot_product_attention_math", notationFactors,
+    {"aten::_scaled_dot_product_attention_math", attentionFactors,
      "... [l] [e], ... [s] [e], ... [s] [v], ... [l] [s], ... [l] [s] -> ... [l] [v], ... [l] [s]"},
-    {"aten::_scaled_dot_product_flash_attention_for_cpu", notationFactors,
+    {"aten::_scaled_dot_product_flash_attention_for_cpu", attentionFactors,
      "b h [l] [e], b h [s] [e], b h [s] [v], b h [l] [s] -> b h [l] [v], b h [l]"},
-    {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", notationFactors,
+    {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", attentionFactors,
      "b h [l] [v], b h [l] [e], b h [s] [e], b h [s] [v], b h [l] [v], b h [l], b h [l] [s] -> b h [l] [e], b h [s] "
      "[e], b h [s] [v]"},
 });

@@ -10,25 +10,6 @@
 namespace dtorch {
 namespace {
 
-// The part of an index tensor that lies in this rank's rows, as local indices, and a mask of what does not.
-struct LocalIndices {
-  std::uint32_t indices;
-  std::uint32_t elsewhere;
-};
-
-// Of indices into dimension `dim` of tensor `of`.
-LocalIndices localIndices(ProgramBuilder& builder, std::uint32_t indices, std::uint32_t of, int dim) {
-  const ProgramTensor local = builder[indices];
-  ProgramTensor mask = local;
-  mask.meta.dtype = DType::kBool;
-  const std::uint32_t first =
-      builder.runAll("dtorch::local_indices",
-                     {ProgramBuilder::tensor(indices), std::int64_t{0}, std::int64_t{0},
-                      builder[of].meta.shape[static_cast<std::size_t>(dim)]},
-                     {local, mask}, {{1, of, dim, LocalRange::Part::kOffset}, {2, of, dim, LocalRange::Part::kLength}});
-  return {first, first + 1};
-}
-
 // Rows of `self` along "dim" by a vector of indices. A split `dim`: each rank gives the rows that it has and zeros for
 // the others, a Partial(sum).
 absl::StatusOr<Factors> indexSelectFactors(const RuleCall& call, absl::string_view) {
@@ -49,7 +30,7 @@ absl::StatusOr<Factors> indexSelectFactors(const RuleCall& call, absl::string_vi
                               [factors, along](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
                                 ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), factors.inputs);
                                 const auto tensor = ProgramBuilder::tensor;
-                                const LocalIndices local = localIndices(builder, 1, 0, static_cast<int>(along));
+                                const ProgramBuilder::LocalIndices local = builder.localIndices(1, 0, static_cast<int>(along));
                                 ProgramTensor result{*planned.outputs[0], factors.outputs[0], {ReduceOp::kSum}};
                                 const std::uint32_t rows = builder.run("dtorch::rows_or_zeros",
                                                                        {tensor(0), static_cast<std::int64_t>(along),
@@ -78,7 +59,7 @@ absl::StatusOr<Factors> embeddingFactors(const RuleCall& call, absl::string_view
                               [factors](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
                                 ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), factors.inputs);
                                 const auto tensor = ProgramBuilder::tensor;
-                                const LocalIndices local = localIndices(builder, 1, 0, 0);
+                                const ProgramBuilder::LocalIndices local = builder.localIndices(1, 0, 0);
                                 ProgramTensor result{*planned.outputs[0], factors.outputs[0], {ReduceOp::kSum}};
                                 const std::uint32_t rows = builder.run(
                                     "dtorch::rows_or_zeros",

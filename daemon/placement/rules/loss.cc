@@ -90,37 +90,88 @@ absl::StatusOr<Factors> lossBackwardFactors(const RuleCall& call, absl::string_v
   return factors;
 }
 
-// Negative log likelihood: classes are whole, samples may be split. The mean is over the samples' weights together.
+// What a program needs of a negative log likelihood's targets: the class of each sample as an index of this rank's part
+// of the classes, a mask of samples whose class lies on other ranks or is ignored, and the samples' weights, 0 for these.
+struct Targets {
+  std::uint32_t classes;
+  std::uint32_t absent;
+  std::uint32_t weights;
+};
+
+Targets targetsOf(ProgramBuilder& builder, const RuleCall& call, std::uint32_t self, std::uint32_t target,
+                  DType compute) {
+  const auto tensor = ProgramBuilder::tensor;
+  const auto as = [&](DType dtype) {
+    ProgramTensor result = builder[target];
+    result.meta.dtype = dtype;
+    return result;
+  };
+  const std::int64_t ignored = call.integer("ignore_index", -100);
+  const std::uint32_t ignore = builder.run("aten::eq.Scalar", {tensor(target), ignored}, as(DType::kBool));
+  const std::uint32_t valid = builder.map("aten::masked_fill.Scalar", target, {tensor(ignore), std::int64_t{0}});
+  const ProgramBuilder::LocalIndices local = builder.localIndices(valid, self, 1);
+  const std::uint32_t absent = builder.map("aten::logical_or", local.elsewhere, {tensor(ignore)});
+  const int weight = call.input("weight");
+  if (weight < 0) {
+    const std::uint32_t present = builder.map("aten::logical_not", absent);
+    return {local.indices, absent, builder.cast(present, compute)};
+  }
+  const auto given = static_cast<std::uint32_t>(weight);
+  const std::uint32_t weights =
+      builder.run("dtorch::rows_or_zeros", {tensor(given), std::int64_t{0}, tensor(local.indices), tensor(absent)},
+                  as(builder[given].meta.dtype));
+  return {local.indices, absent, builder.cast(weights, compute)};
+}
+
+// The terms of samples and classes: " s2 s3" are further dimensions of a sample.
+std::string spatialOf(std::size_t rank) {
+  std::string spatial;
+  for (std::size_t d = 2; d < rank; ++d) absl::StrAppend(&spatial, " s", d);
+  return spatial;
+}
+
+// Negative log likelihood. Where classes are split, the rank that has a sample's class gives its loss, the others zero.
 absl::StatusOr<Factors> nllFactors(const RuleCall& call, absl::string_view) {
   const std::int64_t reduction = call.integer("reduction", kMean);
   const std::size_t rank = call.inputs[0]->shape.size();
   if (rank < 2) return absl::UnimplementedError("it has one sample only");
-  std::string spatial;
-  for (std::size_t d = 2; d < rank; ++d) absl::StrAppend(&spatial, " s", d);
+  if (call.inputs[1]->dtype != DType::kInt64) return absl::UnimplementedError("its targets are not int64");
+  const std::string spatial = spatialOf(rank);
   absl::StatusOr<Factors> factors =
-      notationFactors(call, absl::StrCat("n [c]", spatial, ", n", spatial, ", [c] -> ",
+      notationFactors(call, absl::StrCat("n c", spatial, ", n", spatial, ", c -> ",
                                          reduction == kNone ? absl::StrCat("n", spatial) : std::string("*"), ", *"));
   if (!factors.ok()) return factors;
-  if (reduction != kMean) {
-    for (const int factor : allFactors(*factors)) factors->reduced.push_back({factor, ReduceOp::kSum});
-    return factors;
-  }
-  if (isHalf(*call.outputs[0])) return notationFactors(call, "*, *, * -> *");
   factors->combined.push_back(
       {allFactors(*factors),
-       [dims = factors->inputs](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
+       [dims = factors->inputs, reduction](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
          ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), dims);
-         const std::uint32_t own =
-             builder.runAll(nameOf(planned.schema.operator_name()), withReduction(planned, kSum),
-                            {{*planned.outputs[0], {}, {ReduceOp::kSum}}, {*planned.outputs[1], {}, {ReduceOp::kSum}}});
-         const std::uint32_t sum = builder.reduced(own);
-         const std::uint32_t weight = builder.reduced(own + 1);
-         const std::uint32_t mean =
-             builder.run("aten::div.Tensor", {ProgramBuilder::tensor(sum), ProgramBuilder::tensor(weight)},
-                         {*planned.outputs[0], {}, {}});
-         return builder.finish({mean, weight});
+         const auto tensor = ProgramBuilder::tensor;
+         const DType dtype = planned.outputs[0]->dtype;
+         const DType compute = computeType(dtype);
+         const Targets targets = targetsOf(builder, planned, 0, 1, compute);
+         const auto total = [&](std::uint32_t number) {
+           return builder.run("aten::sum", {tensor(number)}, {*makeMeta(compute, {}), {}, {ReduceOp::kSum}});
+         };
+         ProgramTensor picked = builder[1];
+         picked.meta.dtype = planned.inputs[0]->dtype;
+         const std::uint32_t own = builder.run(
+             "dtorch::entries_or_zeros", {tensor(0), std::int64_t{1}, tensor(targets.classes), tensor(targets.absent)},
+             std::move(picked));
+         std::uint32_t losses =
+             builder.map("aten::neg", builder.map("aten::mul.Tensor", builder.cast(own, compute),
+                                                  {tensor(targets.weights)}));
+         if (reduction == kNone) {  // nothing is said of the weights then
+           const std::uint32_t zero = builder.factory("aten::zeros", {*planned.outputs[1], {}, {ReduceOp::kSum}});
+           return builder.finish({builder.cast(losses, dtype), zero});
+         }
+         const std::uint32_t sum = total(losses);
+         const std::uint32_t weight = total(targets.weights);
+         if (reduction == kSum) return builder.finish({builder.cast(sum, dtype), builder.cast(weight, dtype)});
+         const std::uint32_t whole = builder.reduced(weight);
+         const std::uint32_t mean = builder.map("aten::div.Tensor", builder.reduced(sum), {tensor(whole)});
+         return builder.finish({builder.cast(mean, dtype), builder.cast(whole, dtype)});
        },
-       {}});
+       reduction == kMean ? std::vector<ReduceOp>() : std::vector<ReduceOp>{ReduceOp::kSum}});
   return factors;
 }
 
@@ -128,10 +179,46 @@ absl::StatusOr<Factors> nllFactors(const RuleCall& call, absl::string_view) {
 absl::StatusOr<Factors> nllBackwardFactors(const RuleCall& call, absl::string_view) {
   const std::size_t rank = call.inputs[1]->shape.size();
   if (rank < 2) return absl::UnimplementedError("it has one sample only");
-  std::string spatial;
-  for (std::size_t d = 2; d < rank; ++d) absl::StrAppend(&spatial, " s", d);
-  return notationFactors(
-      call, absl::StrCat("n", spatial, ", n [c]", spatial, ", n", spatial, ", [c], * -> n [c]", spatial, "; linear 0"));
+  if (call.inputs[2]->dtype != DType::kInt64) return absl::UnimplementedError("its targets are not int64");
+  const std::string spatial = spatialOf(rank);
+  absl::StatusOr<Factors> factors = notationFactors(
+      call, absl::StrCat("n", spatial, ", n c", spatial, ", n", spatial, ", c, * -> n c", spatial, "; linear 0; full c"));
+  if (!factors.ok()) return factors;
+  const int classes = factors->inputs[1][1];
+  if (classes == Factors::kWhole) return factors;
+  const bool mean = call.integer("reduction", kMean) == kMean;
+  factors->combined.push_back(
+      {{classes},
+       [dims = factors->inputs, mean](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
+         ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), dims);
+         const auto tensor = ProgramBuilder::tensor;
+         const DType dtype = planned.outputs[0]->dtype;
+         const DType compute = computeType(dtype);
+         const Targets targets = targetsOf(builder, planned, 1, 2, compute);
+         std::uint32_t share =
+             builder.map("aten::mul.Tensor", targets.weights, {tensor(builder.cast(0, compute))});
+         if (mean) {
+           const auto total = static_cast<std::uint32_t>(planned.input("total_weight"));
+           share = builder.map("aten::div.Tensor", share, {tensor(builder.cast(total, compute))});
+         }
+         share = builder.cast(builder.map("aten::neg", share), dtype);
+         // 0 / 0 where nothing counts.
+         share = builder.map("aten::masked_fill.Scalar", share, {tensor(targets.absent), 0.0});
+         const auto column = [&](std::uint32_t number) {
+           ProgramTensor result = builder[number];
+           result.meta.shape.insert(result.meta.shape.begin() + 1, 1);
+           result.meta.strides = contiguousStrides(result.meta.shape);
+           result.dims.insert(result.dims.begin() + 1, Factors::kWhole);
+           return builder.run("aten::unsqueeze", {tensor(number), std::int64_t{1}}, std::move(result));
+         };
+         const std::uint32_t rows =
+             builder.map("aten::masked_fill.Scalar", targets.classes, {tensor(targets.absent), std::int64_t{0}});
+         const std::uint32_t zeros = builder.map("aten::zeros_like", 1);
+         return builder.finish({builder.map("aten::scatter.src", zeros,
+                                            {std::int64_t{1}, tensor(column(rows)), tensor(column(share))})});
+       },
+       {}});
+  return factors;
 }
 
 constexpr std::array kRules = std::to_array<Rule>({

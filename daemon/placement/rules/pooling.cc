@@ -26,6 +26,13 @@ constexpr absl::string_view k2dSized = "n c [h] [w] -> n c [h] [w]; linear-float
 constexpr absl::string_view k3dUpsample = "n c [d] [h] [w] -> n c [d] [h] [w]; linear-float 0; full c";
 constexpr absl::string_view k3dSized = "n c [d] [h] [w] -> n c [d] [h] [w]; linear-float 0; full c; sizes input_size=0";
 
+// Of two or of three spatial dimensions.
+absl::StatusOr<Factors> gridSamplerFactors(const RuleCall& call, absl::string_view) {
+  return notationFactors(call, call.inputs[0]->shape.size() == 4
+                                   ? "n c [h] [w], n [h] [w] [2] -> n c [h] [w]; linear-float 0"
+                                   : "n c [d] [h] [w], n [d] [h] [w] [3] -> n c [d] [h] [w]; linear-float 0");
+}
+
 constexpr std::array kRules = std::to_array<Rule>({
     {"aten::avg_pool1d", notationFactors, k1dLinear},
     {"aten::avg_pool2d", notationFactors, k2dLinear},
@@ -98,9 +105,9 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::pixel_unshuffle", notationFactors, "... [c] [h] [w] -> ... [c] [h] [w]; moved 0"},
     {"aten::im2col", notationFactors, "... [c] [h] [w] -> ... [k] [l]; linear-float 0"},
     {"aten::col2im", notationFactors, "... [k] [l] -> ... [c] [h] [w]; linear-float 0"},
-    {"aten::grid_sampler", notationFactors, "n c [d] [h] [w], n [d] [h] [w] [2] -> n c [d] [h] [w]"},
-    {"aten::grid_sampler_2d", notationFactors, "n c [h] [w], n [h] [w] [2] -> n c [h] [w]; linear-float 0"},
-    {"aten::grid_sampler_3d", notationFactors, "n c [d] [h] [w], n [d] [h] [w] [3] -> n c [d] [h] [w]; linear-float 0"},
+    {"aten::grid_sampler", gridSamplerFactors, ""},
+    {"aten::grid_sampler_2d", gridSamplerFactors, ""},
+    {"aten::grid_sampler_3d", gridSamplerFactors, ""},
     {"aten::grid_sampler_2d_backward", notationFactors,
      "n [c] [h] [w], n [c] [h] [w], n [h] [w] [2] -> n [c] [h] [w], n [h] [w] [2]; linear-float 0"},
     {"aten::grid_sampler_3d_backward", notationFactors,

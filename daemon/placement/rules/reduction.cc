@@ -28,8 +28,8 @@ absl::StatusOr<Reduction> reductionOf(const RuleCall& call) {
   const std::vector<std::int64_t>& shape = call.inputs[0]->shape;
   absl::StatusOr<std::vector<int>> dims = call.dimensions("dim", shape.size());
   if (!dims.ok()) return dims.status();
-  // An empty list means all, too.
-  const bool all = dims->empty();
+  // An empty list means all dimensions, too, but for all() and any(), which then reduce none.
+  const bool all = dims->empty() && call.outputs[0]->shape != shape;
   r.keepDim = call.flag("keepdim");
   r.factors.inputs.emplace_back();
   std::vector<int> output;
@@ -79,11 +79,6 @@ absl::StatusOr<Factors> reductionFactors(const RuleCall& call, absl::string_view
   return r->factors;
 }
 
-// What a program computes in: half precisions in float, as kernels do inside.
-DType computeType(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 ? DType::kFloat32 : dtype;
-}
-
 /// Steps of reductions over the same dimensions.
 class ReductionProgram {
  public:
@@ -91,14 +86,7 @@ class ReductionProgram {
       : builder(absl::MakeConstSpan(call.inputs), r.factors.inputs), call_(call), r_(r) {
     x = 0;
     const DType compute = computeType(call.outputs[0]->dtype);
-    if (builder[0].meta.dtype != compute && !isComplex(builder[0].meta.dtype)) x = cast(0, compute);
-  }
-
-  std::uint32_t cast(std::uint32_t number, DType dtype) {
-    if (builder[number].meta.dtype == dtype) return number;
-    ProgramTensor result = builder[number];
-    result.meta.dtype = dtype;
-    return builder.run("aten::to.dtype", {ProgramBuilder::tensor(number), dtype}, std::move(result));
+    if (builder[0].meta.dtype != compute && !isComplex(builder[0].meta.dtype)) x = builder.cast(0, compute);
   }
 
   /// Over the reduced dimensions, which are kept; Partial(op).
@@ -128,7 +116,7 @@ class ReductionProgram {
       result.dims = r_.factors.outputs[o];
       number = builder.run("aten::squeeze.dims", {ProgramBuilder::tensor(number), r_.dims}, std::move(result));
     }
-    return cast(number, call_.outputs[o]->dtype);
+    return builder.cast(number, call_.outputs[o]->dtype);
   }
 
   ProgramBuilder builder;
