@@ -6,11 +6,10 @@ import torch
 import dtorch
 import placing
 import samples
+from daemon import REFUSALS
 from samples import compare, is_tensor
 
 LIMIT = 60  # seconds for a value
-# What says that a call is not possible here, rather than that it went wrong.
-REFUSALS = {"INVALID_ARGUMENT", "UNIMPLEMENTED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION"}
 
 
 class Row:

@@ -5,6 +5,8 @@ import subprocess
 import tempfile
 
 LIMIT = 20  # seconds
+# Codes that say that a call is not possible, rather than that it went wrong.
+REFUSALS = {"INVALID_ARGUMENT", "UNIMPLEMENTED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION"}
 
 
 class Daemon:
