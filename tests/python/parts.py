@@ -1,10 +1,11 @@
-"""Runs a test's parts, several at once, each in a process of its own with a daemon of its own."""
+"""Runs a test's parts, several at once, each as a process of its own."""
 import argparse
 import concurrent.futures
-import copy
 import json
-import multiprocessing
 import pathlib
+import subprocess
+import sys
+import tempfile
 
 PARTS_A_JOB = 4  # some take longer than others
 
@@ -27,9 +28,18 @@ def numbers(options):
     return int(part), int(parts)
 
 
+def is_whole(options):
+    """Whether all operators run."""
+    return options.part == "0/1" and not options.only
+
+
 def results(run, options):
     """Yields what `run(options)` returns of each part: a dictionary, as JSON has them."""
-    for result in loaded(options.load) if options.load else made(run, options):
+    if options.load:
+        found = loaded(options.load)
+    else:
+        found = [run(options)] if options.jobs == 1 else started(options)
+    for result in found:
         if options.save:
             with open(options.save, "a") as out:
                 out.write(json.dumps(result) + "\n")
@@ -41,24 +51,26 @@ def loaded(files):
         yield from map(json.loads, pathlib.Path(file).read_text().splitlines())
 
 
-def made(run, options):
-    if options.jobs == 1:
-        yield run(options)
-        return
+def started(options):
+    """Raises RuntimeError at the end, naming the parts that found nothing, having ended before."""
     parts = options.jobs * PARTS_A_JOB
-    with concurrent.futures.ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(run, with_part(options, part, parts)) for part in range(parts)]
+    broken = []
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        futures = {pool.submit(start, part, parts, f"{folder}/{part}"): part for part in range(parts)}
         for done, future in enumerate(concurrent.futures.as_completed(futures)):
-            yield future.result()
-            print(f"{done + 1} of {parts} parts are done", flush=True)
+            code, output, saved = future.result()
+            print(f"{output}part {futures[future]}: {done + 1} of {parts} are done", flush=True)
+            if pathlib.Path(saved).exists():
+                yield from loaded([saved])
+            else:
+                broken.append(f"part {futures[future]} ended with {code}")
+    if broken:
+        raise RuntimeError("; ".join(broken))
 
 
-def with_part(options, part, parts):
-    changed = copy.copy(options)
-    changed.part = f"{part}/{parts}"
-    return changed
-
-
-def is_whole(options):
-    """Whether all operators run."""
-    return options.part == "0/1" and not options.only
+def start(part, parts, saved):
+    # Of an option that is given twice the last counts.
+    command = [sys.executable, "-X", "faulthandler", *sys.argv, "--jobs", "1", "--part", f"{part}/{parts}", "--save", saved,
+               "--report", f"{saved}.report"]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return ended.returncode, ended.stdout, saved

@@ -49,11 +49,11 @@ class Proof:
 class Prover:
     """Asks for rows, runs them, keeps what came out."""
 
-    def __init__(self, session, rng):
-        self.session, self.rng = session, rng
+    def __init__(self, bin, rng):
+        self.bin, self.rng = bin, rng
         self.torch_rng = torch.Generator().manual_seed(rng.randrange(1 << 30))
-        self.meshes = {name: session.mesh(range(torch.Size(shape).numel()), shape) for name, shape in MESHES.items()}
-        self.registry = {name for name, _ in session.operators()}
+        self.start()
+        self.registry = {name for name, _ in self.session.operators()}
         self.proofs = {}  # by overload and row
         self.by_pattern = {}  # rows that calls of equal structure had
         self.under_way = []
@@ -61,9 +61,19 @@ class Prover:
         self.indivisible = 0  # cases that a row takes, but not with these sizes on that mesh
         self.wrong = []
 
+    def start(self):
+        self.daemon = Daemon(self.bin, "--workers.count", str(WORKERS), "--log.level", "error")
+        self.session = dtorch.connect(self.daemon.socket, name="placement_test")
+        self.meshes = {name: self.session.mesh(range(torch.Size(shape).numel()), shape) for name, shape in MESHES.items()}
+        self.is_broken = False  # a worker died
+
+    def stop(self):
+        self.session.close()
+        self.daemon.stop()
+
     def consider(self, call):
         """Runs the rows of `call` that need more proofs."""
-        if call.name not in self.registry:
+        if call.name not in self.registry or self.is_broken:
             return
         pattern = pattern_of(call)
         known = self.by_pattern.get(pattern)
@@ -140,8 +150,14 @@ class Prover:
         while len(self.under_way) > keep:
             case = self.under_way.pop(0)
             self.note(case, case.finish())
+        if self.is_broken and not self.under_way:
+            self.stop()
+            self.start()
 
     def note(self, case, fault):
+        if self.is_broken:
+            return
+        self.is_broken = bool(fault and " is gone until " in fault.text)
         if fault and is_indivisible(fault):
             self.indivisible += 1
         elif fault:
@@ -235,13 +251,11 @@ def run(options):
     """One part; what came out of it."""
     torch.set_num_threads(1)
     rng = random.Random(options.seed)
-    daemon = Daemon(options.bin.resolve(), "--workers.count", str(WORKERS), "--log.level", "error")
+    prover = Prover(options.bin.resolve(), rng)
     try:
-        with dtorch.connect(daemon.socket, name="placement_test") as session:
-            prover = Prover(session, rng)
-            (try_random if options.random else prove)(options, prover, rng)
+        (try_random if options.random else prove)(options, prover, rng)
     finally:
-        daemon.stop()
+        prover.stop()
     return prover.result()
 
 
@@ -283,6 +297,8 @@ def try_random(options, prover, rng):
                 mix = [row, other if can_mix(call, row, other) else row]
                 proof = prover.proofs.setdefault((call.name, row.text(call)), Proof())
                 prover.issue(call, mesh, mix if mesh == "2x2" else [row], lambda _, fault, proof=proof: count(proof, fault))
+        if prover.is_broken:
+            prover.flush()
         if prover.cases >= told:
             told += 1000
             tell(started, f"of {wanted}", prover)

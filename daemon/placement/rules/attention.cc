@@ -16,6 +16,7 @@ void groupHeads(const RuleCall& call, Factors* factors) {
   const std::int64_t heads = call.inputs[0]->shape[key.size() - 3];
   if (value[value.size() - 3] != groups || groups <= 1 || heads <= groups || heads % groups != 0) return;
   const int group = factors->add();
+  factors->neverEmpty.push_back(group);
   const auto set = [&](bool output, std::size_t tensor, const std::vector<std::int64_t>& shape) {
     if (shape.size() < 3) return;
     const std::size_t dim = shape.size() - 3;
@@ -30,7 +31,8 @@ void groupHeads(const RuleCall& call, Factors* factors) {
   for (std::size_t o = 0; o < call.outputs.size(); ++o) set(true, o, call.outputs[o]->shape);
 }
 
-// Batch and heads pass through; a mask broadcasts over both. Detail: the notation.
+// Batch and heads pass through; a mask broadcasts over both. The flash kernels divide by the number of heads and batches
+// that they see. Detail: the notation.
 absl::StatusOr<Factors> attentionFactors(const RuleCall& call, absl::string_view detail) {
   const Value* dropout = call.argument("dropout_p");
   const auto* probability = dropout == nullptr ? nullptr : dropout->as<double>();
@@ -44,14 +46,14 @@ absl::StatusOr<Factors> attentionFactors(const RuleCall& call, absl::string_view
 
 constexpr std::array kRules = std::to_array<Rule>({
     {"aten::scaled_dot_product_attention", attentionFactors,
-     "... [l] [e], ... [s] [e], ... [s] [v], ... [l] [s] -> ... [l] [v]"},
+     "... [l] [e], ... [s] [e], ... [s] [v], ... [l] [s] -> ... [l] [v]; full ...0 ...1"},
     {"aten::_scaled_dot_product_attention_math", attentionFactors,
      "... [l] [e], ... [s] [e], ... [s] [v], ... [l] [s], ... [l] [s] -> ... [l] [v], ... [l] [s]"},
     {"aten::_scaled_dot_product_flash_attention_for_cpu", attentionFactors,
-     "b h [l] [e], b h [s] [e], b h [s] [v], b h [l] [s] -> b h [l] [v], b h [l]"},
+     "b h [l] [e], b h [s] [e], b h [s] [v], b h [l] [s] -> b h [l] [v], b h [l]; full b h"},
     {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", attentionFactors,
      "b h [l] [v], b h [l] [e], b h [s] [e], b h [s] [v], b h [l] [v], b h [l], b h [l] [s] -> b h [l] [e], b h [s] "
-     "[e], b h [s] [v]"},
+     "[e], b h [s] [v]; full b h"},
 });
 
 }  // namespace
