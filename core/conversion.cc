@@ -21,7 +21,8 @@ constexpr Cost kLocalShare = 0.1;
 
 class ConversionPlanner {
  public:
-  ConversionPlanner(const std::vector<std::int64_t>& shape, const DeviceMesh& mesh, const Placements& from, const Placements& to)
+  ConversionPlanner(const std::vector<std::int64_t>& shape, const DeviceMesh& mesh, const Placements& from,
+                    const Placements& to)
       : shape_(shape), mesh_(mesh) {
     for (const Placements* side : {&from, &to}) {
       for (const Placement& p : *side) {

@@ -164,13 +164,14 @@ absl::StatusOr<std::optional<v1::Explanation>> Planner::explain(const OperatorTe
   if (!metadata.ok()) return metadata.status();
   if (!*metadata && op.returned.size() == op.outputs) *metadata = ofMutated(op, inputs);
   if (!*metadata || inputs.empty()) {
-    return std::optional<v1::Explanation>(
-        explainReplicated(inputs, op.outputs, meshOf(op, inputs), absl::UnimplementedError("only a run tells its result's shape")));
+    return std::optional<v1::Explanation>(explainReplicated(
+        inputs, op.outputs, meshOf(op, inputs), absl::UnimplementedError("only a run tells its result's shape")));
   }
   absl::StatusOr<std::vector<TensorMeta>> outputs = outputsOf(op, inputs, **metadata);
   if (!outputs.ok()) return outputs.status();
   absl::StatusOr<OperatorRule> rule = OperatorRule::create(op, inputs, *outputs, meshOf(op, inputs));
-  if (!rule.ok()) return std::optional<v1::Explanation>(explainReplicated(inputs, op.outputs, meshOf(op, inputs), rule.status()));
+  if (!rule.ok())
+    return std::optional<v1::Explanation>(explainReplicated(inputs, op.outputs, meshOf(op, inputs), rule.status()));
   return std::optional<v1::Explanation>(dtorch::explain(*rule, inputs.size(), op.outputs));
 }
 

@@ -77,11 +77,11 @@ ProgramBuilder::LocalIndices ProgramBuilder::localIndices(std::uint32_t indices,
   const ProgramTensor local = program_.tensors[indices];
   ProgramTensor mask = local;
   mask.meta.dtype = DType::kBool;
-  const std::uint32_t first = runAll("dtorch::local_indices",
-                                     {tensor(indices), std::int64_t{0}, std::int64_t{0},
-                                      program_.tensors[of].meta.shape[static_cast<std::size_t>(dim)]},
-                                     {local, mask},
-                                     {{1, of, dim, LocalRange::Part::kOffset}, {2, of, dim, LocalRange::Part::kLength}});
+  const std::uint32_t first =
+      runAll("dtorch::local_indices",
+             {tensor(indices), std::int64_t{0}, std::int64_t{0},
+              program_.tensors[of].meta.shape[static_cast<std::size_t>(dim)]},
+             {local, mask}, {{1, of, dim, LocalRange::Part::kOffset}, {2, of, dim, LocalRange::Part::kLength}});
   return {first, first + 1};
 }
 

@@ -131,8 +131,9 @@ absl::StatusOr<Factors> softmaxFactors(const RuleCall& call, absl::string_view d
          const std::uint32_t powers = builder.map("aten::exp", apart);
          const std::uint32_t sum = builder.reduced(
              builder.run("aten::sum.dim_IntList", {tensor(powers), dims, true}, as(compute, true, {ReduceOp::kSum})));
-         const std::uint32_t result = log ? builder.map("aten::sub.Tensor", apart, {tensor(builder.map("aten::log", sum))})
-                                          : builder.map("aten::div.Tensor", powers, {tensor(sum)});
+         const std::uint32_t result =
+             log ? builder.map("aten::sub.Tensor", apart, {tensor(builder.map("aten::log", sum))})
+                 : builder.map("aten::div.Tensor", powers, {tensor(sum)});
          return builder.finish({builder.cast(result, planned.outputs[0]->dtype)});
        },
        {}});
@@ -183,8 +184,8 @@ absl::StatusOr<Factors> softmaxBackwardFactors(const RuleCall& call, absl::strin
   return factors;
 }
 
-// How a running total goes on from one rank's part to the next: the kernel that totals a part, the one that puts what came
-// before to a part's own running totals, and what comes before the first.
+// How a running total goes on from one rank's part to the next: the kernel that totals a part, the one that puts what
+// came before to a part's own running totals, and what comes before the first.
 struct Scan {
   const char* total;
   const char* combine;
@@ -199,8 +200,8 @@ Scan scanOf(absl::string_view op, DType dtype) {
   return {"aten::logsumexp", "aten::logaddexp", -std::numeric_limits<double>::infinity()};
 }
 
-// A running total over a dimension that is split: each rank's own, with the total of all ranks before it. Detail "linear":
-// a Partial passes through.
+// A running total over a dimension that is split: each rank's own, with the total of all ranks before it. Detail
+// "linear": a Partial passes through.
 absl::StatusOr<Factors> scanFactors(const RuleCall& call, absl::string_view detail) {
   const std::size_t rank = call.inputs[0]->shape.size();
   absl::StatusOr<int> dim = call.dimension("dim", rank);
@@ -214,31 +215,31 @@ absl::StatusOr<Factors> scanFactors(const RuleCall& call, absl::string_view deta
   factors.outputs = {of};
   if (detail == "linear") factors.linear = {{0}};
   const auto along = static_cast<std::size_t>(*dim);
-  factors.combined.push_back(
-      {{of[along]},
-       [of, along, op](const RuleCall& planned, std::int64_t parts) -> absl::StatusOr<Program> {
-         ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), {of});
-         const auto tensor = ProgramBuilder::tensor;
-         const auto at = static_cast<std::int64_t>(along);
-         const DType dtype = planned.outputs[0]->dtype;
-         const std::uint32_t x = builder.cast(builder.cast(0, dtype), computeType(dtype));
-         const Scan scan = scanOf(op, builder[x].meta.dtype);
-         const bool one = op == "aten::cumprod";  // its kernel takes one dimension
-         const Value dims = one ? Value(at) : Value(std::vector<std::int64_t>{at});
-         ProgramTensor total = builder[x];
-         total.meta.shape[along] = parts;
-         total.meta.strides = contiguousStrides(total.meta.shape);
-         const std::uint32_t own = builder.run(scan.total, {tensor(x), dims, true}, total);
-         std::vector<std::int64_t> shift(2 * (total.dims.size() - along), 0);
-         shift[shift.size() - 2] = 1;
-         shift[shift.size() - 1] = -1;
-         const std::uint32_t shifted =
-             builder.map("aten::constant_pad_nd", builder.gathered(own, along), {shift, scan.start});
-         const std::uint32_t before = builder.placed(builder.map(op, shifted, {at}), total.dims);
-         const std::uint32_t result = builder.map(scan.combine, builder.map(op, x, {at}), {tensor(before)});
-         return builder.finish({builder.cast(result, dtype)});
-       },
-       {}});
+  factors.combined.push_back({{of[along]},
+                              [of, along, op](const RuleCall& planned, std::int64_t parts) -> absl::StatusOr<Program> {
+                                ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), {of});
+                                const auto tensor = ProgramBuilder::tensor;
+                                const auto at = static_cast<std::int64_t>(along);
+                                const DType dtype = planned.outputs[0]->dtype;
+                                const std::uint32_t x = builder.cast(builder.cast(0, dtype), computeType(dtype));
+                                const Scan scan = scanOf(op, builder[x].meta.dtype);
+                                const bool one = op == "aten::cumprod";  // its kernel takes one dimension
+                                const Value dims = one ? Value(at) : Value(std::vector<std::int64_t>{at});
+                                ProgramTensor total = builder[x];
+                                total.meta.shape[along] = parts;
+                                total.meta.strides = contiguousStrides(total.meta.shape);
+                                const std::uint32_t own = builder.run(scan.total, {tensor(x), dims, true}, total);
+                                std::vector<std::int64_t> shift(2 * (total.dims.size() - along), 0);
+                                shift[shift.size() - 2] = 1;
+                                shift[shift.size() - 1] = -1;
+                                const std::uint32_t shifted = builder.map(
+                                    "aten::constant_pad_nd", builder.gathered(own, along), {shift, scan.start});
+                                const std::uint32_t before = builder.placed(builder.map(op, shifted, {at}), total.dims);
+                                const std::uint32_t result =
+                                    builder.map(scan.combine, builder.map(op, x, {at}), {tensor(before)});
+                                return builder.finish({builder.cast(result, dtype)});
+                              },
+                              {}});
   return factors;
 }
 

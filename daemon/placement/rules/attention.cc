@@ -31,8 +31,8 @@ void groupHeads(const RuleCall& call, Factors* factors) {
   for (std::size_t o = 0; o < call.outputs.size(); ++o) set(true, o, call.outputs[o]->shape);
 }
 
-// Batch and heads pass through; a mask broadcasts over both. The flash kernels divide by the number of heads and batches
-// that they see. Detail: the notation.
+// Batch and heads pass through; a mask broadcasts over both. The flash kernels divide by the number of heads and
+// batches that they see. Detail: the notation.
 absl::StatusOr<Factors> attentionFactors(const RuleCall& call, absl::string_view detail) {
   const Value* dropout = call.argument("dropout_p");
   const auto* probability = dropout == nullptr ? nullptr : dropout->as<double>();

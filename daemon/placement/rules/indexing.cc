@@ -26,19 +26,19 @@ absl::StatusOr<Factors> indexSelectFactors(const RuleCall& call, absl::string_vi
   factors.inputs = {self, {selected}};
   factors.outputs = {output};
   factors.moved = {{0}};
-  factors.combined.push_back({{self[along]},
-                              [factors, along](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
-                                ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), factors.inputs);
-                                const auto tensor = ProgramBuilder::tensor;
-                                const ProgramBuilder::LocalIndices local = builder.localIndices(1, 0, static_cast<int>(along));
-                                ProgramTensor result{*planned.outputs[0], factors.outputs[0], {ReduceOp::kSum}};
-                                const std::uint32_t rows = builder.run("dtorch::rows_or_zeros",
-                                                                       {tensor(0), static_cast<std::int64_t>(along),
-                                                                        tensor(local.indices), tensor(local.elsewhere)},
-                                                                       result);
-                                return builder.finish({rows});
-                              },
-                              {ReduceOp::kSum}});
+  factors.combined.push_back(
+      {{self[along]},
+       [factors, along](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
+         ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), factors.inputs);
+         const auto tensor = ProgramBuilder::tensor;
+         const ProgramBuilder::LocalIndices local = builder.localIndices(1, 0, static_cast<int>(along));
+         ProgramTensor result{*planned.outputs[0], factors.outputs[0], {ReduceOp::kSum}};
+         const std::uint32_t rows = builder.run(
+             "dtorch::rows_or_zeros",
+             {tensor(0), static_cast<std::int64_t>(along), tensor(local.indices), tensor(local.elsewhere)}, result);
+         return builder.finish({rows});
+       },
+       {ReduceOp::kSum}});
   return factors;
 }
 

@@ -91,7 +91,8 @@ absl::StatusOr<Factors> lossBackwardFactors(const RuleCall& call, absl::string_v
 }
 
 // What a program needs of a negative log likelihood's targets: the class of each sample as an index of this rank's part
-// of the classes, a mask of samples whose class lies on other ranks or is ignored, and the samples' weights, 0 for these.
+// of the classes, a mask of samples whose class lies on other ranks or is ignored, and the samples' weights, 0 for
+// these.
 struct Targets {
   std::uint32_t classes;
   std::uint32_t absent;
@@ -157,9 +158,8 @@ absl::StatusOr<Factors> nllFactors(const RuleCall& call, absl::string_view) {
          const std::uint32_t own = builder.run(
              "dtorch::entries_or_zeros", {tensor(0), std::int64_t{1}, tensor(targets.classes), tensor(targets.absent)},
              std::move(picked));
-         std::uint32_t losses =
-             builder.map("aten::neg", builder.map("aten::mul.Tensor", builder.cast(own, compute),
-                                                  {tensor(targets.weights)}));
+         std::uint32_t losses = builder.map(
+             "aten::neg", builder.map("aten::mul.Tensor", builder.cast(own, compute), {tensor(targets.weights)}));
          if (reduction == kNone) {  // nothing is said of the weights then
            const std::uint32_t zero = builder.factory("aten::zeros", {*planned.outputs[1], {}, {ReduceOp::kSum}});
            return builder.finish({builder.cast(losses, dtype), zero});
@@ -181,8 +181,8 @@ absl::StatusOr<Factors> nllBackwardFactors(const RuleCall& call, absl::string_vi
   if (rank < 2) return absl::UnimplementedError("it has one sample only");
   if (call.inputs[2]->dtype != DType::kInt64) return absl::UnimplementedError("its targets are not int64");
   const std::string spatial = spatialOf(rank);
-  absl::StatusOr<Factors> factors = notationFactors(
-      call, absl::StrCat("n", spatial, ", n c", spatial, ", n", spatial, ", c, * -> n c", spatial, "; linear 0; full c"));
+  absl::StatusOr<Factors> factors = notationFactors(call, absl::StrCat("n", spatial, ", n c", spatial, ", n", spatial,
+                                                                       ", c, * -> n c", spatial, "; linear 0; full c"));
   if (!factors.ok()) return factors;
   const int classes = factors->inputs[1][1];
   if (classes == Factors::kWhole) return factors;
@@ -195,8 +195,7 @@ absl::StatusOr<Factors> nllBackwardFactors(const RuleCall& call, absl::string_vi
          const DType dtype = planned.outputs[0]->dtype;
          const DType compute = computeType(dtype);
          const Targets targets = targetsOf(builder, planned, 1, 2, compute);
-         std::uint32_t share =
-             builder.map("aten::mul.Tensor", targets.weights, {tensor(builder.cast(0, compute))});
+         std::uint32_t share = builder.map("aten::mul.Tensor", targets.weights, {tensor(builder.cast(0, compute))});
          if (mean) {
            const auto total = static_cast<std::uint32_t>(planned.input("total_weight"));
            share = builder.map("aten::div.Tensor", share, {tensor(builder.cast(total, compute))});
@@ -214,8 +213,8 @@ absl::StatusOr<Factors> nllBackwardFactors(const RuleCall& call, absl::string_vi
          const std::uint32_t rows =
              builder.map("aten::masked_fill.Scalar", targets.classes, {tensor(targets.absent), std::int64_t{0}});
          const std::uint32_t zeros = builder.map("aten::zeros_like", 1);
-         return builder.finish({builder.map("aten::scatter.src", zeros,
-                                            {std::int64_t{1}, tensor(column(rows)), tensor(column(share))})});
+         return builder.finish(
+             {builder.map("aten::scatter.src", zeros, {std::int64_t{1}, tensor(column(rows)), tensor(column(share))})});
        },
        {}});
   return factors;
