@@ -178,6 +178,37 @@ absl::Status checkCovers(const Factors& factors, const RuleCall& call) {
   return absl::UnimplementedError("its placement rule does not cover tensors of these shapes");
 }
 
+// A rule whose factors point past the call would write past its arguments.
+absl::Status checkBounds(const Factors& factors, const RuleCall& call) {
+  const auto inRange = [](std::int64_t index, std::size_t size) {
+    return index >= 0 && index < static_cast<std::int64_t>(size);
+  };
+  const auto hasDim = [&](bool output, std::int64_t tensor, std::int64_t dim) {
+    const std::vector<const TensorMeta*>& metas = output ? call.outputs : call.inputs;
+    return inRange(tensor, metas.size()) && inRange(dim, metas[static_cast<std::size_t>(tensor)]->shape.size());
+  };
+  bool fits = true;
+  for (const auto* tensors : {&factors.inputs, &factors.outputs}) {
+    for (const std::vector<int>& dims : *tensors) {
+      for (const int factor : dims) fits = fits && factor >= Factors::kWhole && factor < factors.count;
+    }
+  }
+  for (const Factors::Block& block : factors.blocks) {
+    fits = fits && block.inner > 0 && hasDim(block.output, block.tensor, block.dim);
+  }
+  for (const Factors::SizeArgument& size : factors.sizes) {
+    fits = fits && inRange(size.argument, call.arguments.size()) && inRange(size.output, call.outputs.size()) &&
+           (size.dim == -1 || hasDim(true, size.output, size.dim));
+  }
+  for (const auto* sets : {&factors.linear, &factors.moved}) {
+    for (const std::vector<int>& set : *sets) {
+      for (const int input : set) fits = fits && inRange(input, call.inputs.size());
+    }
+  }
+  for (const int input : factors.addends) fits = fits && inRange(input, call.inputs.size());
+  return fits ? absl::OkStatus() : absl::UnimplementedError("its placement rule is not for such a call");
+}
+
 // Calls `visit` with each coordinate of the mesh, until it says no.
 bool allCoordinates(const DeviceMesh& mesh, const std::function<bool(const std::vector<std::int64_t>&)>& visit) {
   std::vector<std::int64_t> coordinate(static_cast<std::size_t>(mesh.dims()), 0);
@@ -212,6 +243,7 @@ absl::StatusOr<OperatorRule> OperatorRule::create(const OperatorTemplate& op,
     absl::StatusOr<Factors> factors = rule->family(element->call, rule->detail);
     if (!factors.ok()) return factors.status();
     if (absl::Status covers = checkCovers(*factors, element->call); !covers.ok()) return covers;
+    if (absl::Status bounds = checkBounds(*factors, element->call); !bounds.ok()) return bounds;
     std::erase_if(factors->moved, [&](const std::vector<int>& set) { return !keepsDType(element->call, set); });
     std::erase_if(factors->linear, [&](const std::vector<int>& set) { return !isLinearIn(element->call, set); });
     // Lists are run by one kernel, and most programs write to nothing.

@@ -43,9 +43,15 @@ std::string functionalName(absl::string_view base) {
   return inPlace ? std::string(base.substr(0, base.size() - 1)) : std::string();
 }
 
+// "aten::view.dtype_out" -> "aten::view.dtype": the overload whose results it writes.
+std::string withoutOut(absl::string_view name) {
+  const bool named = name.find('.') != absl::string_view::npos;
+  return std::string(named && absl::EndsWith(name, "_out") ? name.substr(0, name.size() - 4) : name);
+}
+
 std::optional<FoundRule> inTables(const std::string& name, const std::string& base) {
   static const Table table = makeTable();
-  for (const std::string& key : {name, base}) {
+  for (const std::string& key : {name, withoutOut(name), base}) {
     if (const auto it = table.find(key); it != table.end()) {
       return FoundRule{it->second->family, std::string(it->second->detail), false};
     }

@@ -154,6 +154,17 @@ TEST_CASE("plans are cached by template and layouts") {
         *bench.planner().planRedistribute(rows, {Placement::replicate()}));
 }
 
+TEST_CASE("an out= form follows the overload whose results it writes") {
+  Bench bench;
+  const Arguments arguments{{TensorArg{0}, DType::kInt32}, {{"out", TensorArg{1}}}};
+  for (const int dim : {0, 1}) {
+    const auto* from = bench.layout({6, 4}, Placement::shard(dim));
+    const auto planned = bench.plan("aten::view_copy.dtype_out", arguments,
+                                    {from, bench.layout({6, 4}, Placement::shard(dim), DType::kInt32)});
+    CHECK(planned.ok() == (dim == 0));  // the last dimension's elements go together
+  }
+}
+
 TEST_CASE("a cached plan is found within a microsecond") {
 #ifdef NDEBUG
   constexpr double kLimit = 1;

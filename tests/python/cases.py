@@ -129,27 +129,24 @@ class Case:
                 f"{what}: strides {info.strides}, wanted {strides}"
         if not self.call.values_are_undefined:
             whole, slack = placing.join(parts, self.mesh_shape, placements, self.call.is_exact)
-            slack = slack + rounding(self.call, index, placements)
+            slack = slack + rounding(self.call, index)
             compare(what, *without_layout(whole, want, self.call), slack)
             for gathered in values[len(parts):]:
                 compare(f"{what}, gathered", *without_layout(gathered, want, self.call), slack)
 
 
-def rounding(call, index, placements):
-    """What a kernel's roundings may change in a value of the outcome: twice PyTorch's own error. Of half precisions, for
-    which kernels round between their steps or do not, by how the elements lie in memory; and of Partial results, whose parts
-    are rounded each by itself, also where the summands cancel. Others get none."""
-    want = call.outcome.values[index]
-    half = is_tensor(want) and want.dtype in (torch.float16, torch.bfloat16)
-    if not half and not any(map(placing.is_partial, placements)) or not call.errors[index]:
-        return 0
-    return torch.full(want.shape, 2 * call.errors[index], dtype=torch.float64)
+def rounding(call, index):
+    """What kernels' roundings may change in a value of the outcome: twice PyTorch's own error. Kernels sum in an order, and
+    round between steps or do not, that depends on how the elements lie in memory; the parts of a Partial are rounded each by
+    itself, also where they cancel."""
+    want, error = call.outcome.values[index], call.errors[index]
+    return torch.full(want.shape, 2 * error, dtype=torch.float64) if error else 0
 
 
 def without_layout(got, want, call):
-    """Both without the elements that depend on memory: PyTorch's fmod of half precisions is NaN or a number by whether the
-    element lies in a full vector."""
-    if not (re.match(r"aten::fmod_?(\.|$)", call.name) and want.dtype in (torch.float16, torch.bfloat16)):
+    """Both without the elements that depend on memory: PyTorch's fmod and remainder of half precisions are NaN or a number by
+    whether the element lies in a full vector."""
+    if not (re.match(r"aten::(fmod|remainder)_?(\.|$)", call.name) and want.dtype in (torch.float16, torch.bfloat16)):
         return got, want
     either = want.isnan() | got.isnan()
     return got.masked_fill(either, 0), want.masked_fill(either, 0)

@@ -202,7 +202,7 @@ def can_place(call, row):
     partial = [(tensor, placement) for tensor, placement in zip(call.tensors, row.inputs) if placing.is_partial(placement)]
     if not all(placing.has_parts(tensor, placement.reduce_op) for tensor, placement in partial):
         return False
-    return not partial or all(bool(leaf.isfinite().all()) for leaf in call.tensors + call.outcome.results if is_tensor(leaf))
+    return not partial or all(bool(leaf.isfinite().all()) for leaf in call.tensors + call.outcome.values if is_tensor(leaf))
 
 
 def can_mix(call, row, other):

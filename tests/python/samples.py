@@ -409,13 +409,13 @@ EXTENTS = [{}, {5: 4, 10: 7, 3: 6, 2: 3}, {5: 2, 10: 4, 3: 4, 2: 7, 4: 5}, {5: 8
            {5: 3, 10: 6, 3: 2, 2: 4, 20: 9}, {5: 7, 10: 2, 3: 5, 2: 5, 4: 3}]
 
 
-# They hand their pivots to LAPACK unchecked: with others than a factorisation's own, PyTorch itself breaks.
-WITH_PIVOTS = re.compile(r"aten::(linalg_|_)?(lu|ldl)_")
+# They trust pivots, or indices, that another operator gave: with others PyTorch itself breaks.
+TRUSTING = re.compile(r"aten::((linalg_|_)?(lu|ldl)_|\w*max_pool\dd\w*_backward|max_unpool)")
 
 
 def variants(call):
     """The call with other sizes and other dtypes of the same kind, as far as PyTorch can run it."""
-    if WITH_PIVOTS.match(call.name):
+    if TRUSTING.match(call.name):
         return
     for extents in EXTENTS:
         resized = resize(call, extents) if extents else call

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "daemon/placement/notation.h"
@@ -145,6 +146,11 @@ absl::StatusOr<Factors> indexRowsFactors(const RuleCall& call, absl::string_view
   absl::StatusOr<int> dim = call.dimension("dim", self.size());
   if (!dim.ok()) return dim.status();
   if (self.empty()) return absl::UnimplementedError("it has no dimension");
+  const Value* reduce = call.argument("reduce");
+  const auto* reduction = reduce == nullptr ? nullptr : reduce->as<std::string>();
+  if (reduction != nullptr && *reduction == "prod") {
+    return absl::UnimplementedError("PyTorch's kernel of this reduction fails on slices of one element");
+  }
   Factors factors;
   std::vector<int> of = factors.addAll(self.size());
   of[static_cast<std::size_t>(*dim)] = Factors::kWhole;

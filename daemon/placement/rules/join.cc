@@ -36,7 +36,7 @@ absl::StatusOr<Factors> joinFactors(const RuleCall& call, absl::string_view deta
     } else {
       // Of fewer dimensions: torch.cat passes over an empty one, the others add dimensions to it.
       of.assign(input.shape.size(), Factors::kWhole);
-      if (input.numel() > 0 && !input.shape.empty()) output.assign(rank, Factors::kWhole);
+      if (input.numel() > 0) output.assign(rank, Factors::kWhole);
     }
     factors.inputs.push_back(std::move(of));
     all.push_back(static_cast<int>(i));

@@ -37,6 +37,9 @@ std::vector<int> allFactors(const Factors& factors) {
 // Detail: the inputs of one element, as a notation; it has one factor for each of their dimensions.
 absl::StatusOr<Factors> elementwiseLossFactors(const RuleCall& call, absl::string_view detail) {
   const std::int64_t reduction = call.integer("reduction", kMean);
+  if (reduction != kNone && nameOf(call.schema.operator_name()) == "aten::binary_cross_entropy.out") {
+    return absl::UnimplementedError("PyTorch's out= form gives another value than the functional one");
+  }
   for (const TensorMeta* input : call.inputs) {
     if (reduction != kNone && input->shape != call.inputs[0]->shape) {
       return absl::UnimplementedError("its inputs differ in shape");

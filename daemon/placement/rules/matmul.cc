@@ -135,6 +135,11 @@ absl::StatusOr<Factors> einsumFactors(const RuleCall& call, absl::string_view) {
   return factors;
 }
 
+// A number in place of `self` is not broadcast to no rows.
+absl::StatusOr<Factors> addmvFactors(const RuleCall& call, absl::string_view detail) {
+  return notationFactors(call, absl::StrCat(detail, call.inputs[0]->shape.empty() ? "; full m" : ""));
+}
+
 constexpr std::array kRules = std::to_array<Rule>({
     {"aten::mm", notationFactors, "m k, k n -> m n; k:sum; linear 0|1"},
     {"aten::_int_mm", notationFactors, "m k, k n -> m n; k:sum"},
@@ -147,7 +152,7 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::inner", innerFactors, ""},
     {"aten::addmm", notationFactors, "m n, m k, k n -> m n; k:sum; linear 0 1|0 2; addend 0"},
     {"aten::_addmm_activation", notationFactors, "m n, m [k], [k] n -> m n"},
-    {"aten::addmv", notationFactors, "m, m k, k -> m; k:sum; linear 0 1|0 2; addend 0"},
+    {"aten::addmv", addmvFactors, "m, m k, k -> m; k:sum; linear 0 1|0 2; addend 0"},
     {"aten::addr", notationFactors, "m n, m, n -> m n; linear 0 1|0 2"},
     {"aten::baddbmm", notationFactors, "b m n, b m k, b k n -> b m n; k:sum; linear 0 1|0 2; addend 0"},
     {"aten::matmul", matmulFactors, ""},

@@ -289,6 +289,12 @@ absl::StatusOr<Factors> padFactors(const RuleCall& call, absl::string_view) {
   }
   Factors factors = moving(call, from);
   factors.moved.clear();
+  // Kernels of the other modes do not take tensors without elements.
+  const Value* mode = call.argument("mode");
+  const auto* name = mode == nullptr ? nullptr : mode->as<std::string>();
+  if (name != nullptr && *name != "constant") {
+    for (int factor = 0; factor < factors.count; ++factor) factors.neverEmpty.push_back(factor);
+  }
   return factors;
 }
 
