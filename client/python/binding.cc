@@ -265,10 +265,12 @@ int dtorch_connect(const char* address, double timeout, const char* name, int sy
 }
 
 int dtorch_mesh(dtorch_object* owner, const std::int32_t* ranks, std::int32_t count, const std::int64_t* shape,
-                std::int32_t dims, dtorch_object** out) {
+                std::int32_t dims, const char* const* names, dtorch_object** out) {
   return guarded([&]() -> absl::Status {
     absl::StatusOr<Mesh> mesh = session(owner).mesh();
-    if (ranks != nullptr) mesh = session(owner).mesh({ranks, ranks + count}, {shape, shape + dims});
+    std::vector<std::string> named;
+    if (names != nullptr) named.assign(names, names + dims);
+    if (ranks != nullptr) mesh = session(owner).mesh({ranks, ranks + count}, {shape, shape + dims}, std::move(named));
     if (!mesh.ok()) return mesh.status();
     *out = wrap(*std::move(mesh));
     return absl::OkStatus();

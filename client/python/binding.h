@@ -51,8 +51,9 @@ void dtorch_free(dtorch_object* object);
 int dtorch_connect(const char* address, double timeout, const char* name, int sync, int validate,
                    dtorch_object** session, dtorch_session_info* info);
 /// `ranks` null: all workers in one dimension.
+/// `names` (may be null): one for each dimension.
 int dtorch_mesh(dtorch_object* session, const std::int32_t* ranks, std::int32_t count, const std::int64_t* shape,
-                std::int32_t dims, dtorch_object** mesh);
+                std::int32_t dims, const char* const* names, dtorch_object** mesh);
 
 int dtorch_put(dtorch_object* session, dtorch_object* mesh, const char* placements, const dtorch_host_tensor* value,
                dtorch_site site, dtorch_object** tensor);

@@ -297,7 +297,7 @@ absl::Status OperatorRule::check(const RuledElement& ruled, const std::vector<co
       });
       if (!full) {
         return absl::InvalidArgumentError(absl::StrCat("dimension ", dim, " of ", extent,
-                                                       " leaves a rank without a part, and nothing cannot be reduced"));
+                                                       " leaves a rank without a part, which its kernel does not take"));
       }
     }
   }

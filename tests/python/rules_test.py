@@ -253,18 +253,19 @@ class RulesTest(unittest.TestCase):
 
     def test_attention_over_batch_heads_and_groups_of_heads(self):
         attend = torch.nn.functional.scaled_dot_product_attention
-        q, k, v = torch.randn(4, 12, 5, 8), torch.randn(4, 6, 7, 8), torch.randn(4, 6, 7, 8)
+        q, k, v = torch.randn(6, 12, 5, 8), torch.randn(6, 6, 7, 8), torch.randn(6, 6, 7, 8)
         for placement in Shard(0), Shard(1):
             out = self.session.call("aten::scaled_dot_product_attention",
                                     *(self.session.put(t, [placement]) for t in (q, k, v)), enable_gqa=True)
             self.assertEqual(out.describe().wait(LIMIT).placements, [placement])
             self.same(out, attend(q, k, v, enable_gqa=True), 1e-5)
-        with self.assertRaisesRegex(dtorch.Error, "end within one"):  # 8 heads are 3, 3, 2: no multiples of 2
-            self.session.call("aten::scaled_dot_product_attention", self.session.put(q[:, :8], [Shard(1)]),
-                              self.session.put(k[:, :4], [Shard(1)]), self.session.put(v[:, :4], [Shard(1)]),
+        q, k = torch.randn(2, 14, 5, 8), torch.randn(2, 7, 5, 8)
+        with self.assertRaisesRegex(dtorch.Error, "end within one"):  # 14 heads are 5, 5, 4: no multiples of 2
+            self.session.call("aten::scaled_dot_product_attention", self.session.put(q, [Shard(1)]),
+                              self.session.put(k, [Shard(1)]), self.session.put(k, [Shard(1)]),
                               enable_gqa=True).get().wait(LIMIT)
         with self.assertRaisesRegex(dtorch.Error, "dropout_p"):
-            self.session.call("aten::scaled_dot_product_attention", *(self.session.put(k, [Shard(0)]) for _ in range(3)),
+            self.session.call("aten::scaled_dot_product_attention", *(self.session.put(v, [Shard(0)]) for _ in range(3)),
                               dropout_p=0.5).get().wait(LIMIT)
 
     def test_classes_of_a_likelihood_are_split(self):

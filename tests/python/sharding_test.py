@@ -151,6 +151,26 @@ class ShardingTest(unittest.TestCase):
         self.check(x.masked_scatter(mask, source), "aten::masked_scatter", self.put(2, x, Shard(0)),
                    self.put(2, mask, Shard(0)), self.put(2, source, Replicate()), refusable=True)
 
+    def test_meshes_have_any_order_of_ranks_and_named_dimensions(self):
+        mesh = self.session.mesh([3, 1, 0, 2], [2, 2], ["data", "model"])
+        self.assertEqual(mesh.names, ("data", "model"))
+        x = torch.arange(30.0).view(6, 5)
+        y = self.session.put(x, [Shard(0), Shard(1)], mesh)
+        parts = {3: x[:3, :3], 1: x[:3, 3:], 0: x[3:, :3], 2: x[3:, 3:]}
+        for rank, part in parts.items():
+            torch.testing.assert_close(torch.from_dlpack(y.get_local(rank).wait(LIMIT)), part)
+        torch.testing.assert_close(self.value(self.session.call("aten::sum.dim_IntList", y, [1])), x.sum(1))
+        model = self.session.submesh(mesh, data=1)
+        self.assertEqual((model.ranks, model.shape, model.names), ((0, 2), (2,), ("model",)))
+        self.assertEqual(self.session.submesh(mesh, model=0).ranks, (3, 0))
+        self.assertEqual(self.session.submesh(mesh, model=1, data=0).ranks, (1,))
+        with self.assertRaises(KeyError):
+            self.session.submesh(mesh, pipe=0)
+        with self.assertRaises(IndexError):
+            self.session.submesh(mesh, data=2)
+        with self.assertRaisesRegex(dtorch.Error, "name"):
+            self.session.mesh([0, 1, 2, 3], [2, 2], ["data", "data"])
+
     def test_disjoint_meshes_work_at_the_same_time(self):
         """A slow operator on one mesh does not hold up another's."""
         slow, quick = self.session.mesh([0, 1]), self.session.mesh([2, 3])

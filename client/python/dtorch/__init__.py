@@ -13,6 +13,7 @@ wrong raises dtorch.Error, with the operator that failed first and the line that
 import contextlib
 import ctypes
 import json
+import math
 import sys
 import time
 from ctypes import byref, c_char_p, c_int32, c_void_p
@@ -50,14 +51,16 @@ def _site():
 class Mesh:
     """Ranks, arranged in one or more dimensions. Made by Session.mesh."""
 
-    def __init__(self, handle, session, ranks, shape):
+    def __init__(self, handle, session, ranks, shape, names=None):
         self._object = handle
         self._session = session  # its number: a reference would keep it open
         self.ranks = tuple(ranks)
         self.shape = tuple(shape)
+        self.names = tuple(names or ())
 
     def __repr__(self):
-        return f"Mesh(ranks={self.ranks}, shape={self.shape})"
+        named = f", names={self.names}" if self.names else ""
+        return f"Mesh(ranks={self.ranks}, shape={self.shape}{named})"
 
 
 class TensorInfo:
@@ -219,16 +222,34 @@ class Session:
         self.id = info.id
         self.daemon_pid = info.daemon_pid
         self.world_size = info.world_size
-        self.world = Mesh(Object.made_by(LIBRARY.dtorch_mesh, handle.pointer, None, 0, None, 0), self.id,
+        self.world = Mesh(Object.made_by(LIBRARY.dtorch_mesh, handle.pointer, None, 0, None, 0, None), self.id,
                           range(self.world_size), [self.world_size])
 
-    def mesh(self, ranks, shape=None):
-        """Some of the workers, in the given order and shape (default: one dimension)."""
+    def mesh(self, ranks, shape=None, names=None):
+        """Some of the workers, in the given order and shape (default: one dimension), its dimensions named or not."""
         ranks = [int(rank) for rank in ranks]
         shape = [len(ranks)] if shape is None else [int(extent) for extent in shape]
+        if names is not None and len(names) != len(shape):
+            raise ValueError(f"{len(names)} names for {len(shape)} dimensions")
+        encoded = None if names is None else (c_char_p * len(names))(*(name.encode() for name in names))
         made = Object.made_by(LIBRARY.dtorch_mesh, self._object.pointer, (c_int32 * len(ranks))(*ranks), len(ranks),
-                              _memory.int64s(shape), len(shape))
-        return Mesh(made, self.id, ranks, shape)
+                              _memory.int64s(shape), len(shape), encoded)
+        return Mesh(made, self.id, ranks, shape, names)
+
+    def submesh(self, mesh, **at):
+        """The part of a mesh with these indices along some of its named dimensions, as a mesh of the others: of a mesh
+        named "data" and "model", submesh(mesh, data=0) has the dimension "model" alone. IndexError, KeyError."""
+        ranks, shape, names = list(mesh.ranks), list(mesh.shape), list(mesh.names)
+        for name, index in at.items():
+            if name not in names:
+                raise KeyError(f"no dimension {name!r} in {mesh}")
+            dim = names.index(name)
+            if not 0 <= index < shape[dim]:
+                raise IndexError(f"{name}={index} in {mesh}")
+            inner = math.prod(shape[dim + 1:])
+            ranks = [rank for i, rank in enumerate(ranks) if i // inner % shape[dim] == index]
+            del shape[dim], names[dim]
+        return self.mesh(ranks, shape or None, names or None)
 
     def put(self, value, placements=None, mesh=None):
         """A tensor of `value` (see _memory.view), which is copied before this returns. One placement for each mesh

@@ -34,7 +34,7 @@ OBJECT = c_void_p
 OUT = POINTER(c_void_p)
 FUNCTIONS = {
     "dtorch_connect": [c_char_p, c_double, c_char_p, c_int, c_int, OUT, POINTER(SessionInfo)],
-    "dtorch_mesh": [OBJECT, POINTER(c_int32), c_int32, POINTER(c_int64), c_int32, OUT],
+    "dtorch_mesh": [OBJECT, POINTER(c_int32), c_int32, POINTER(c_int64), c_int32, POINTER(c_char_p), OUT],
     "dtorch_put": [OBJECT, OBJECT, c_char_p, POINTER(HostTensor), Site, OUT],
     "dtorch_put_shards": [OBJECT, OBJECT, c_char_p, POINTER(HostTensor), c_int32, POINTER(c_int64), c_int32, Site, OUT],
     "dtorch_call": [OBJECT, c_char_p, c_char_p, c_uint64, POINTER(OBJECT), c_int32, OBJECT, c_char_p, c_uint32, c_int,
