@@ -35,9 +35,16 @@ constexpr std::array<Row, 7> kWithoutMetaKernel = {{
 }};
 
 // Meta kernels of LibTorch 2.11 that tell another shape than the kernel gives, or look at values.
-constexpr std::array<absl::string_view, 4> kWrongMetaKernel = {
-    "aten::isin.Scalar_Tensor", "aten::isin.Scalar_Tensor_out", "aten::randint_like.Tensor",
+constexpr std::array<absl::string_view, 5> kWrongMetaKernel = {
+    "aten::addbmm_", "aten::isin.Scalar_Tensor", "aten::isin.Scalar_Tensor_out", "aten::randint_like.Tensor",
     "aten::randint_like.Tensor_out"};
+
+// Those that tell another dtype than the kernel gives, where the first input has no elements.
+constexpr std::array<absl::string_view, 2> kWrongForNothing = {"aten::native_layer_norm", "aten::native_layer_norm.out"};
+
+// What kernels say that find out by themselves that they are not for the Meta device.
+constexpr std::array<absl::string_view, 3> kNoMetaKernel = {"DispatchStub: unsupported device", "got: meta",
+                                                            "with Meta Backend"};
 
 // Inputs of more bytes are not made only to see what comes out.
 constexpr std::int64_t kProbedBytes = 16 << 20;
@@ -152,12 +159,17 @@ absl::StatusOr<OutputMetas> inferMeta(const c10::OperatorHandle& op, const std::
   };
   if (op.hasTag(at::Tag::dynamic_output_shape)) return OutputMetas();
   const std::string name = nameOf(op.operator_name());
-  const bool wrong = std::find(kWrongMetaKernel.begin(), kWrongMetaKernel.end(), name) != kWrongMetaKernel.end();
+  const auto isIn = [&](absl::Span<const absl::string_view> names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  const bool wrong =
+      isIn(kWrongMetaKernel) || (!inputs.empty() && inputs[0]->numel() == 0 && isIn(kWrongForNothing));
   absl::StatusOr<std::vector<OutputMeta>> metas = wrong ? absl::UnimplementedError("its Meta kernel is wrong")
                                                         : runOn(c10::Device(c10::kMeta), op, arguments, inputs);
-  // Some check for the device where they dispatch, late.
   const bool hasKernel = !absl::IsUnimplemented(metas.status()) &&
-                         !absl::StrContains(metas.status().message(), "DispatchStub: unsupported device");
+                         std::none_of(kNoMetaKernel.begin(), kNoMetaKernel.end(), [&](absl::string_view text) {
+                           return absl::StrContains(metas.status().message(), text);
+                         });
   if (metas.ok() || hasKernel) return known(std::move(metas));
   if (op.hasTag(at::Tag::data_dependent_output)) return OutputMetas();
   if (op.hasTag(at::Tag::pointwise)) {

@@ -97,6 +97,25 @@ std::optional<FoundRule> ofBase(const std::string& name, const std::string& base
   return std::nullopt;
 }
 
+// Whether a client can call it with sharded tensors, as far as its schema tells.
+bool takesShards(const c10::OperatorHandle& op) {
+  // Arguments that no client can give.
+  constexpr absl::string_view kOthers[] = {"Storage", "Stream", "Generator ", "QScheme"};
+  const std::vector<c10::Argument>& arguments = op.schema().arguments();
+  const bool callable = std::all_of(arguments.begin(), arguments.end(), [&](const c10::Argument& argument) {
+    const std::string type = argument.type()->annotation_str();
+    return std::none_of(std::begin(kOthers), std::end(kOthers),
+                        [&](absl::string_view other) { return absl::StrContains(type, other); });
+  });
+  // Tensors with named dimensions are not sent.
+  const std::string& overload = op.operator_name().overload_name;
+  const bool named = absl::StrContains(overload, "name");
+  const bool writesRandomOut =
+      op.hasTag(at::Tag::nondeterministic_seeded) &&
+      std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) { return argument.is_out(); });
+  return callable && !named && !writesRandomOut && op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
+}
+
 // A 0-dim tensor counts as having one dimension, as in torch.
 absl::StatusOr<int> wrapDimension(absl::string_view name, std::int64_t given, std::size_t dims) {
   const std::int64_t count = std::max<std::int64_t>(static_cast<std::int64_t>(dims), 1);
@@ -196,19 +215,11 @@ absl::StatusOr<FoundRule> findRule(const c10::OperatorHandle& op) {
 }
 
 std::vector<std::pair<std::string, bool>> ruledOperators() {
-  // Arguments that no client can give.
-  constexpr absl::string_view kOthers[] = {"Dimname", "Storage", "Stream", "Generator ", "QScheme"};
   std::vector<std::pair<std::string, bool>> all;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (!op || op->hasTag(at::Tag::inplace_view)) continue;
-    const bool callable =
-        std::all_of(op->schema().arguments().begin(), op->schema().arguments().end(), [&](const auto& argument) {
-          const std::string type = argument.type()->annotation_str();
-          return std::none_of(std::begin(kOthers), std::end(kOthers),
-                              [&](absl::string_view other) { return absl::StrContains(type, other); });
-        });
-    const absl::StatusOr<FoundRule> rule = callable ? findRule(*op) : absl::UnimplementedError("");
+    const absl::StatusOr<FoundRule> rule = takesShards(*op) ? findRule(*op) : absl::UnimplementedError("");
     if (rule.ok()) all.emplace_back(nameOf(name), rule->family == pointwiseFactors);
   }
   std::sort(all.begin(), all.end());

@@ -175,6 +175,12 @@ class RulesTest(unittest.TestCase):
         self.assertIn("example::scale_rows", operators)
         self.assertNotIn("aten::cosh", operators)
 
+    def test_what_models_train_with_has_rules(self):
+        lines = (pathlib.Path(__file__).parent / "model_operators.txt").read_text().splitlines()
+        wanted = {line for line in lines if not line.startswith("#")}
+        self.assertGreater(len(wanted), 80)
+        self.assertEqual(wanted - {name for name, _ in self.session.operators()}, set())
+
     def test_lists_of_tensors_are_written_in_place(self):
         a = [torch.randn(5, 2), torch.randn(3)]
         b = [torch.randn(5, 2), torch.randn(3)]

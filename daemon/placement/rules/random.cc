@@ -65,11 +65,12 @@ absl::StatusOr<Factors> drawnFactors(const RuleCall& call, absl::string_view) {
 // What is kept and how it is scaled is drawn by dropping out of ones.
 absl::StatusOr<Factors> dropoutFactors(const RuleCall& call, absl::string_view) {
   if (absl::Status status = checkContiguous(call); !status.ok()) return status;
-  if (call.schema.is_mutable()) return absl::UnimplementedError("in place");
+  const bool inPlace = call.schema.is_mutable();
   Factors factors = likeInput(call);
+  factors.programWrites = inPlace;
   factors.combined.push_back(
       {allFactors(factors),
-       [dims = factors.inputs](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
+       [dims = factors.inputs, inPlace](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
          ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), dims);
          const TensorMeta& meta = *planned.inputs[0];
          const std::uint32_t ones = builder.factory("aten::ones", whole(meta));
@@ -80,8 +81,9 @@ absl::StatusOr<Factors> dropoutFactors(const RuleCall& call, absl::string_view) 
          const std::uint32_t drawn =
              builder.runAll(nameOf(planned.schema.operator_name()), std::move(arguments), results);
          const std::uint32_t scale = builder.placed(drawn, dims[0]);
-         std::vector<std::uint32_t> outputs = {
-             builder.run("aten::mul.Tensor", {ProgramBuilder::tensor(0), ProgramBuilder::tensor(scale)}, builder[0])};
+         std::vector<std::uint32_t> outputs = {builder.run(inPlace ? "aten::mul_.Tensor" : "aten::mul.Tensor",
+                                                           {ProgramBuilder::tensor(0), ProgramBuilder::tensor(scale)},
+                                                           builder[0])};
          if (planned.outputs.size() > 1) outputs.push_back(builder.placed(drawn + 1, dims[0]));
          return builder.finish(std::move(outputs));
        },
