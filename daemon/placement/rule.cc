@@ -116,9 +116,8 @@ bool takesShards(const c10::OperatorHandle& op) {
   return callable && !named && !writesRandomOut && op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
 }
 
-// A 0-dim tensor counts as having one dimension, as in torch.
 absl::StatusOr<int> wrapDimension(absl::string_view name, std::int64_t given, std::size_t dims) {
-  const std::int64_t count = std::max<std::int64_t>(static_cast<std::int64_t>(dims), 1);
+  const auto count = static_cast<std::int64_t>(dims);
   const std::int64_t dim = given < 0 ? given + count : given;
   if (dim >= 0 && dim < count) return static_cast<int>(dim);
   return absl::InvalidArgumentError(
@@ -165,6 +164,7 @@ absl::StatusOr<int> RuleCall::dimension(absl::string_view name, std::size_t dims
   const Value* value = argument(name);
   const auto* given = value == nullptr ? nullptr : value->as<std::int64_t>();
   if (given == nullptr) return absl::UnimplementedError(absl::StrCat("argument '", name, "' must be one dimension"));
+  if (dims == 0) return absl::UnimplementedError("its tensor has no dimension");
   return wrapDimension(name, *given, dims);
 }
 
@@ -179,6 +179,7 @@ absl::StatusOr<std::vector<int>> RuleCall::dimensions(absl::string_view name, st
   if (const auto* one = value->as<std::int64_t>()) given = {*one};
   if (const auto* list = value->as<std::vector<std::int64_t>>()) given = *list;
   std::vector<int> result;
+  if (dims == 0) return result;
   for (const std::int64_t dim : given) {
     const absl::StatusOr<int> wrapped = wrapDimension(name, dim, dims);
     if (!wrapped.ok()) return wrapped.status();

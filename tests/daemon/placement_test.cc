@@ -165,6 +165,29 @@ TEST_CASE("an out= form follows the overload whose results it writes") {
   }
 }
 
+TEST_CASE("operators along a dimension of a tensor without dimensions are refused or whole") {
+  Bench bench;
+  const auto* partial = bench.layout({}, Placement::partial());
+  const auto* whole = bench.layout({}, Placement::replicate());
+  const std::vector<std::pair<std::string, Arguments>> calls = {
+      {"aten::slice_backward", {{TensorArg{0}, Ints{}, 0, 0, 1, 1}, {}}},
+      {"aten::cumsum", {{TensorArg{0}, 0}, {}}},
+      {"aten::_softmax", {{TensorArg{0}, 0, false}, {}}},
+      {"aten::index_select", {{TensorArg{0}, 0, TensorArg{1}}, {}}},
+      {"aten::squeeze.dim", {{TensorArg{0}, 0}, {}}},
+      {"aten::flip", {{TensorArg{0}, Ints{}}, {}}}};
+  for (const auto& [name, arguments] : calls) {
+    const auto* index = bench.layout({1}, Placement::replicate(), DType::kInt64);
+    std::vector<const TensorLayout*> inputs = {partial};
+    if (name == "aten::index_select") inputs.push_back(index);
+    const auto planned = bench.plan(name, arguments, inputs);
+    INFO(name << ": " << planned.status());
+    CHECK((planned.ok() || absl::IsUnimplemented(planned.status()) || absl::IsInvalidArgument(planned.status())));
+    inputs[0] = whole;
+    CHECK_NOTHROW(bench.plan(name, arguments, inputs).ok());
+  }
+}
+
 TEST_CASE("a cached plan is found within a microsecond") {
 #ifdef NDEBUG
   constexpr double kLimit = 1;

@@ -188,6 +188,91 @@ def of_matrices(shape, dtype):
     aten.view.dtype(x, torch.int32 if dtype == torch.float32 else torch.int64)
 
 
+@over(FLOATS[:2] + [torch.complex64], [(4, 5, 5), (2, 6, 6), (3, 4, 4), (7, 3, 3), (1, 6, 6)])
+def of_square_matrices(shape, dtype):
+    x = draw(shape, dtype) + 5 * torch.eye(shape[-1]).to(dtype)
+    b = draw((shape[0], shape[1], 2), dtype)
+    factor = torch.linalg.cholesky(x @ x.mH)
+    aten._cholesky_solve_helper.default(b, factor, False)
+    aten._lu_with_info.default(x, True, False)
+    aten.slogdet.default(x)
+    aten.linalg_cond.default(x)
+    aten.linalg_cond.p_str(x, "fro")
+    aten.linalg_matrix_rank.default(x, 0.1)
+    aten.linalg_matrix_rank.tol_tensor(x, torch.tensor(0.1, dtype=x.real.dtype))
+    aten.linalg_pinv.rcond_tensor(x, torch.tensor(0.1, dtype=x.real.dtype))
+    aten.svd.default(x)
+    reflectors, tau = torch.geqrf(x)
+    aten.ormqr.default(reflectors, tau, b)
+
+
+@over([torch.int8], [(5, 4), (17, 8), (6, 6), (3, 7), (9, 2)])
+def of_small_integers(shape, dtype):
+    aten._int_mm.default(draw(shape, dtype, -5, 5), draw((shape[1], 6), dtype, -5, 5))
+
+
+@over(FLOATS[:2], [(5, 4), (6, 3), (3, 2, 7), (2, 6), (2, 1, 3, 4)])
+def quantized_and_dropped(shape, dtype):
+    x, grad = draw(shape, dtype), draw(shape, dtype)
+    aten.native_dropout_backward.default(grad, x > 0, 1.5)
+    aten.infinitely_differentiable_gelu_backward.default(grad, x)
+    aten.feature_dropout_.default(x.clone(), 0.3, True)
+    aten.lift.default(x)
+    aten.polygamma_.default(x.abs() + 1, 1)
+    if dtype == torch.float32:
+        aten.fake_quantize_per_tensor_affine.default(x, 0.1, 3, 0, 15)
+        aten.fake_quantize_per_tensor_affine.tensor_qparams(x, torch.tensor(0.1), torch.tensor(3, dtype=torch.int32), 0, 15)
+        aten.fake_quantize_per_tensor_affine_cachemask.default(x, 0.1, 3, 0, 15)
+        aten.fake_quantize_per_tensor_affine_cachemask_backward.default(grad, x > 0)
+
+
+@over(FLOATS[:2] + [torch.int64], [(5, 4), (6, 3), (3, 2, 7), (2, 6), (7, 3, 4)])
+def put_and_taken(shape, dtype):
+    x, rows = draw(shape, dtype), torch.tensor([1, 0, 1, 1])
+    values = draw((4, *shape[1:]), dtype)
+    for accumulate in False, True:
+        aten._index_put_impl_.default(x.clone(), [rows], values, accumulate)
+        aten._index_put_impl.default(x, [rows], values, accumulate)
+        aten._unsafe_index_put.default(x, [rows], values, accumulate)
+    aten._unsafe_index.Tensor(x, [rows])
+    aten._unsafe_index.Tensor(x, [None, rows])
+    aten._stack.default([x, x + 1], 1)
+    for rank in "1d", "2d", "3d":
+        getattr(aten, f"atleast_{rank}").Sequence([x, x + 1])
+    aten.moveaxis.intlist(x, [0, 1], [1, 0])
+    aten.moveaxis.int(x, 0, 1)
+    if dtype != torch.int64:
+        index = torch.zeros(shape, dtype=torch.int64)
+        aten.scatter.value_reduce(x, 0, index, 2.0, reduce="add")
+        aten.scatter.value_reduce(x, 0, index, 2.0, reduce="multiply")
+        aten.scatter_.value_reduce(x.clone(), 0, index, 2.0, reduce="add")
+    edges = torch.tensor([-1, 0, 1]).to(dtype)
+    for options in {}, {"right": True}, {"out_int32": True}:
+        aten.bucketize.Tensor(x, edges, **options)
+    aten.bucketize.Scalar(0.3, edges)
+    aten.isin.Tensor_Tensor(x, edges)
+    aten.where.self(x > 0, x, x + 1)
+
+
+@over(FLOATS[:2], [(4, 6, 5, 5, 4), (2, 4, 4, 3, 6), (3, 2, 4, 4, 5), (5, 4, 3, 4, 4), (6, 3, 3, 5, 4)])
+def of_volumes(shape, dtype):
+    n, c, d, h, w = shape
+    x = draw(shape, dtype)
+    kernel = draw((6, c, 3, 3, 3), dtype)
+    bias = draw((6,), dtype)
+    aten.slow_conv3d_forward.default(x, kernel, [3, 3, 3], bias, [1, 1, 1], [0, 0, 0])
+    aten.slow_conv3d.default(x, kernel, [3, 3, 3], bias)
+    aten.slow_conv_dilated3d.default(x, kernel, [3, 3, 3], bias)
+    aten.slow_conv_transpose3d.default(x, draw((c, 5, 2, 2, 2), dtype), [2, 2, 2], draw((5,), dtype))
+    aten.conv3d.default(x, kernel, bias)
+    aten.conv3d.padding(x, kernel, bias, [1], "same")
+    for scale in (None, [2.0, 1.5, 1.0]):
+        size = None if scale else [d + 1, h + 2, w + 3]
+        aten._upsample_nearest_exact3d.vec(x, size, scale)
+    aten._upsample_nearest_exact3d.default(x, [d + 1, h + 2, w + 3])
+    aten._upsample_nearest_exact3d_backward.default(draw((n, c, d + 1, h + 2, w + 3), dtype), [d + 1, h + 2, w + 3], [n, c, d, h, w])
+
+
 @over(FLOATS[:2], [(4, 6, 5, 5), (2, 4, 7, 6), (3, 2, 4, 8), (5, 4, 6, 4), (1, 8, 5, 6)])
 def of_images(shape, dtype):
     n, c, h, w = shape
@@ -200,8 +285,13 @@ def of_images(shape, dtype):
     aten._native_batch_norm_legit.no_stats(x, weight, bias, True, 0.1, 1e-5)
     aten._native_batch_norm_legit_no_training.default(x, weight, bias, mean, var, 0.1, 1e-5)
     aten._batch_norm_no_update.default(x, weight, bias, mean, var, 0.1, 1e-5)
+    aten._batch_norm_with_update.default(x, weight, bias, mean.clone(), var.clone(), 0.1, 1e-5)
     aten.batch_norm_update_stats.default(x, mean, var, 0.1)
+    aten._upsample_bicubic2d_aa_backward.default(draw((n, c, h + 2, w + 3), dtype), [h + 2, w + 3], [n, c, h, w], False)
     kernel = draw((6, c, 3, 3), dtype)
+    aten.slow_conv_dilated2d.default(x, kernel, [3, 3], draw((6,), dtype))
+    aten.slow_conv_transpose2d.default(x, draw((c, 5, 2, 2), dtype), [2, 2], draw((5,), dtype))
+    aten._convolution.deprecated(x, kernel, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, False, False, True)
     aten.conv2d.padding(x, kernel, None, [1], "same")
     aten._convolution.default(x, kernel, draw((6,), dtype), [1, 1], [1, 1], [1, 1], False, [0, 0], 1, False, False, True, True)
     aten.convolution.default(x, kernel, draw((6,), dtype), [1, 1], [1, 1], [1, 1], False, [0, 0], 1)

@@ -84,7 +84,7 @@ def run(options):
 def check(options, session):
     conformance = Conformance(session)
     part, count = parts.numbers(options)
-    sources = [source for source in samples.sources(options.samples) if options.only in source.name]
+    sources = [source for source in samples.sources(options.samples) if parts.is_chosen(options, source.name)]
     chosen = sources[part::count]
     started = time.monotonic()
     seen = samples.Seen()

@@ -18,8 +18,12 @@ def parser(description):
     made.add_argument("--save", help="append what each part found to this file, a line of JSON each")
     made.add_argument("--load", nargs="*", help="take what parts found from these files; run nothing")
     made.add_argument("--seed", type=int, default=6)
-    made.add_argument("--only", default="", help="operators with this in their name")
+    made.add_argument("--only", default="", help="operators with one of these, between commas, in their name")
     return made
+
+
+def is_chosen(options, name):
+    return any(text in name for text in options.only.split(","))
 
 
 def numbers(options):

@@ -241,7 +241,7 @@ def evenness_of(extent, count):
 
 def chosen_sources(options, rng):
     part, count = parts.numbers(options)
-    sources = [source for source in samples.sources(options.samples) if options.only in source.name]
+    sources = [source for source in samples.sources(options.samples) if parts.is_chosen(options, source.name)]
     if options.budget:
         rng.shuffle(sources)
     return sources[part::count]

@@ -98,7 +98,6 @@ absl::StatusOr<Factors> softmaxFactors(const RuleCall& call, absl::string_view d
   const std::size_t rank = call.inputs[0]->shape.size();
   absl::StatusOr<int> dim = call.dimension("dim", rank);
   if (!dim.ok()) return dim.status();
-  if (rank == 0) return linesFactors(call, {}, false);
   const bool log = detail == "log";
   Factors factors;
   const std::vector<int> of = factors.addAll(rank);
@@ -151,7 +150,6 @@ absl::StatusOr<Factors> softmaxBackwardFactors(const RuleCall& call, absl::strin
   factors.inputs = {of, of};
   factors.outputs = {of};
   factors.linear = {{0}};
-  if (rank == 0) return factors;
   factors.combined.push_back(
       {{of[static_cast<std::size_t>(*dim)]},
        [of, dim = *dim, log](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
@@ -208,7 +206,7 @@ absl::StatusOr<Factors> scanFactors(const RuleCall& call, absl::string_view deta
   if (!dim.ok()) return dim.status();
   const std::string op = nameOf(call.schema.operator_name());
   const bool complexLog = op == "aten::logcumsumexp" && isComplex(call.inputs[0]->dtype);
-  if (rank == 0 || complexLog) return linesFactors(call, {*dim}, detail == "linear");
+  if (complexLog) return linesFactors(call, {*dim}, detail == "linear");
   Factors factors;
   const std::vector<int> of = factors.addAll(rank);
   factors.inputs = {of};

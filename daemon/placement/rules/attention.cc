@@ -11,7 +11,7 @@ namespace {
 void groupHeads(const RuleCall& call, Factors* factors) {
   const std::vector<std::int64_t>& key = call.inputs[1]->shape;
   const std::vector<std::int64_t>& value = call.inputs[2]->shape;
-  if (key.size() < 3 || value.size() != key.size()) return;
+  if (key.size() < 3 || value.size() != key.size() || call.inputs[0]->shape.size() != key.size()) return;
   const std::int64_t groups = key[key.size() - 3];
   const std::int64_t heads = call.inputs[0]->shape[key.size() - 3];
   if (value[value.size() - 3] != groups || groups <= 1 || heads <= groups || heads % groups != 0) return;

@@ -17,7 +17,7 @@ absl::StatusOr<Factors> indexSelectFactors(const RuleCall& call, absl::string_vi
   const std::size_t rank = call.inputs[0]->shape.size();
   absl::StatusOr<int> dim = call.dimension("dim", rank);
   if (!dim.ok()) return dim.status();
-  if (rank == 0 || call.inputs[1]->shape.size() != 1) return absl::UnimplementedError("it has no dimension");
+  if (call.inputs[1]->shape.size() != 1) return absl::UnimplementedError("its index is no vector");
   const auto along = static_cast<std::size_t>(*dim);
   Factors factors;
   const std::vector<int> self = factors.addAll(rank);
@@ -145,7 +145,6 @@ absl::StatusOr<Factors> indexRowsFactors(const RuleCall& call, absl::string_view
   const std::vector<std::int64_t>& self = call.inputs[0]->shape;
   absl::StatusOr<int> dim = call.dimension("dim", self.size());
   if (!dim.ok()) return dim.status();
-  if (self.empty()) return absl::UnimplementedError("it has no dimension");
   const Value* reduce = call.argument("reduce");
   const auto* reduction = reduce == nullptr ? nullptr : reduce->as<std::string>();
   if (reduction != nullptr && *reduction == "prod") {

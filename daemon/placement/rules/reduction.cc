@@ -247,7 +247,6 @@ absl::StatusOr<Factors> extremeFactors(const RuleCall& call, absl::string_view d
   if (!dim.ok()) return dim.status();
   absl::StatusOr<Reduction> r = reductionOf(call);
   if (!r.ok()) return r.status();
-  if (dims == 0) return r->factors;
   const bool indexOnly = detail.substr(4) == "index";
   Factors factors = r->factors;
   factors.neverEmpty = r->reducedFactors;

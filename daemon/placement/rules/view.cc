@@ -103,7 +103,7 @@ absl::StatusOr<Factors> squeezeFactors(const RuleCall& call, absl::string_view) 
   if (!dims.ok()) return dims.status();
   std::vector<bool> dropped(shape.size(), false);
   for (const int dim : *dims) {
-    if (!shape.empty() && shape[static_cast<std::size_t>(dim)] == 1) dropped[static_cast<std::size_t>(dim)] = true;
+    if (shape[static_cast<std::size_t>(dim)] == 1) dropped[static_cast<std::size_t>(dim)] = true;
   }
   std::vector<int> from;
   for (std::size_t d = 0; d < shape.size(); ++d) {
@@ -111,7 +111,7 @@ absl::StatusOr<Factors> squeezeFactors(const RuleCall& call, absl::string_view) 
   }
   Factors factors = moving(call, from);
   for (const int dim : *dims) {
-    if (shape.empty() || dropped[static_cast<std::size_t>(dim)]) continue;
+    if (dropped[static_cast<std::size_t>(dim)]) continue;
     const int factor = factors.inputs[0][static_cast<std::size_t>(dim)];
     for (auto* tensor : {&factors.inputs[0], &factors.outputs[0]}) {
       std::replace(tensor->begin(), tensor->end(), factor, Factors::kWhole);
@@ -206,7 +206,6 @@ absl::StatusOr<Factors> partOfDimFactors(const RuleCall& call, absl::string_view
   absl::StatusOr<int> dim =
       call.dimension(call.position("dimension") >= 0 ? "dimension" : "dim", call.inputs[0]->shape.size());
   if (!dim.ok()) return dim.status();
-  if (call.inputs[0]->shape.empty()) return moving(call, std::vector<int>(call.outputs[0]->shape.size(), -1));
   std::vector<int> from = identity(call.inputs[0]->shape.size());
   if (detail == "drops") {
     from.erase(from.begin() + *dim);
