@@ -53,6 +53,7 @@ absl::StatusOr<Segment> Segment::reserve(const std::string& label, std::size_t b
 
 absl::StatusOr<Segment> Segment::copyOf(const std::string& label, const std::byte* data, std::size_t bytes) {
   auto segment = make(label, bytes, false);
+  if (segment.ok()) segment->onTouch_ = true;
   for (std::size_t done = 0; segment.ok() && done < bytes;) {
     const ssize_t written = ::pwrite(segment->fd_, data + done, bytes - done, static_cast<off_t>(done));
     if (written > 0) {
@@ -63,6 +64,10 @@ absl::StatusOr<Segment> Segment::copyOf(const std::string& label, const std::byt
     }
   }
   return segment;
+}
+
+void Segment::populate() {
+  if (std::exchange(onTouch_, false)) ::madvise(data(), size(), MADV_POPULATE_WRITE);
 }
 
 absl::Status Segment::commit(std::size_t offset, std::size_t bytes) {
@@ -159,6 +164,7 @@ Segment::Segment(Segment&& other) noexcept { *this = std::move(other); }
 
 Segment& Segment::operator=(Segment&& other) noexcept {
   std::swap(fd_, other.fd_);
+  std::swap(onTouch_, other.onTouch_);
   std::swap(ref_, other.ref_);
   region_.swap(other.region_);
   return *this;

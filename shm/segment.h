@@ -33,6 +33,8 @@ class Segment {
   /// As create(), with a copy of these bytes in place of zeros, which are never written; mapped as it is touched.
   static absl::StatusOr<Segment> copyOf(const std::string& label, const std::byte* data, std::size_t bytes);
   absl::Status commit(std::size_t offset, std::size_t bytes);
+  /// Puts the pages of a copyOf() in place for this process; nothing where they are. Best effort: it saves time.
+  void populate();
   /// Maps another process's segment (or this process's own). NOT_FOUND: its owner is gone, or closed it.
   static absl::StatusOr<Segment> open(const SegmentRef& ref);
   /// Takes over a descriptor of a segment, of this or another process, and maps it privately: what is written through
@@ -58,6 +60,7 @@ class Segment {
   static absl::Status map(Segment& segment, int fd, Mapping mapping);
 
   int fd_ = -1;
+  bool onTouch_ = false;
   SegmentRef ref_;
   boost::interprocess::mapped_region region_;
 };

@@ -1,26 +1,47 @@
 #include "shm/segment_pool.h"
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
+
+#include "shm/bulk_copy.h"
 
 namespace dtorch {
 
 absl::StatusOr<std::shared_ptr<Segment>> SegmentPool::take(Owner owner, std::size_t bytes) {
-  {
-    const std::lock_guard lock(mutex_);
-    for (auto it = idle_.begin(); it != idle_.end(); ++it) {
-      const std::size_t size = it->segment->size();
-      // At least three quarters of it are used, so that what is kept long is never mostly waste.
-      if (it->owner != owner || size < bytes || bytes < size / 4 * 3) continue;
-      std::shared_ptr<Segment> segment = std::move(it->segment);
-      idle_.erase(it);
-      bytes_ -= size;
-      return segment;
-    }
-  }
+  if (auto given = takeGiven(owner, bytes)) return given;
   auto segment = Segment::create("dtorch-pool", bytes);
   if (!segment.ok()) return segment.status();
   return std::make_shared<Segment>(*std::move(segment));
+}
+
+absl::StatusOr<std::shared_ptr<Segment>> SegmentPool::takeCopyOf(Owner owner, const std::byte* data,
+                                                                 std::size_t bytes) {
+  if (auto given = takeGiven(owner, bytes)) {
+    bulkCopy(given->data(), data, bytes);
+    return given;
+  }
+  auto segment = Segment::copyOf("dtorch-pool", data, bytes);
+  if (!segment.ok()) return segment.status();
+  return std::make_shared<Segment>(*std::move(segment));
+}
+
+std::shared_ptr<Segment> SegmentPool::takeGiven(Owner owner, std::size_t bytes) {
+  std::shared_ptr<Segment> segment;
+  {
+    const std::lock_guard lock(mutex_);
+    // At least three quarters of it are used, so that what is kept long is never mostly waste.
+    const auto found = std::find_if(idle_.begin(), idle_.end(), [&](const Idle& idle) {
+      const std::size_t size = idle.segment->size();
+      return idle.owner == owner && size >= bytes && bytes >= size / 4 * 3;
+    });
+    if (found == idle_.end()) return nullptr;
+    segment = std::move(found->segment);
+    idle_.erase(found);
+    bytes_ -= segment->size();
+  }
+  segment->populate();
+  return segment;
 }
 
 void SegmentPool::give(Owner owner, std::shared_ptr<Segment> segment) {

@@ -34,7 +34,8 @@ SharedHeap::Taken SharedHeap::allocateLocked(std::size_t size, Owner owner) {
   std::size_t least = SIZE_MAX;
   for (auto& [address, region] : regions_) {
     // A region of its own serves blocks of at least three quarters of its size, so that it is never mostly waste.
-    if (region.own != own || (own && size < region.segment.size() / 4 * 3)) continue;
+    if (region.own != own || (own && size < region.segment->size() / 4 * 3)) continue;
+    if (region.bound && *region.bound != owner) continue;
     for (const auto& [offset, run] : region.free) {
       if (run.bytes >= size && run.bytes < least) {
         best = &region;
@@ -51,10 +52,10 @@ SharedHeap::Region* SharedHeap::addRegionLocked(std::size_t bytes, bool own) {
   if (!segment.ok()) return nullptr;
   const auto address = reinterpret_cast<std::uintptr_t>(segment->data());
   Region& region = regions_[address];
-  region.segment = *std::move(segment);
+  region.segment = std::make_shared<Segment>(*std::move(segment));
   region.own = own;
-  region.free[0] = {region.segment.size(), kNobody};
-  held_ += region.segment.size();
+  region.free[0] = {region.segment->size(), kNobody};
+  held_ += region.segment->size();
   return &region;
 }
 
@@ -68,7 +69,7 @@ SharedHeap::Taken SharedHeap::takeLocked(Region& region, std::size_t bytes, Owne
   if (run.bytes > bytes) region.free[offset + bytes] = {run.bytes - bytes, run.owner};
   region.used[offset] = {bytes, owner};
   used_ += bytes;
-  return {region.segment.data() + offset, run.owner};
+  return {region.segment->data() + offset, run.owner};
 }
 
 SharedHeap::Owner SharedHeap::merged(Owner a, Owner b) {
@@ -81,7 +82,7 @@ SharedHeap::Regions::const_iterator SharedHeap::regionOfLocked(const void* data)
   auto it = regions_.upper_bound(address);
   if (it == regions_.begin()) return regions_.end();
   --it;
-  return address < it->first + it->second.segment.size() ? it : regions_.end();
+  return address < it->first + it->second.segment->size() ? it : regions_.end();
 }
 
 bool SharedHeap::release(void* block) {
@@ -105,6 +106,29 @@ bool SharedHeap::release(void* block) {
   return true;
 }
 
+std::shared_ptr<Segment> SharedHeap::lend(const void* block, Owner owner) {
+  const std::lock_guard lock(mutex_);
+  const auto it = regionOfLocked(block);
+  if (it == regions_.end()) return nullptr;
+  Region& region = regions_.at(it->first);
+  const auto isOwners = [owner](const auto& run) { return run.second.owner == owner || run.second.owner == kNobody; };
+  const auto used = region.used.find(0);
+  if (!region.own || block != region.segment->data() || used == region.used.end() || used->second.owner != owner ||
+      !std::all_of(region.free.begin(), region.free.end(), isOwners)) {
+    return nullptr;
+  }
+  region.bound = owner;
+  return region.segment;
+}
+
+void SharedHeap::forget(Owner owner) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [address, region] : regions_) {
+    if (region.bound == owner) region.bound = kNobody;
+  }
+  trimLocked(cachedBytes_);
+}
+
 void SharedHeap::trim() {
   const std::lock_guard lock(mutex_);
   trimLocked(0);
@@ -113,10 +137,11 @@ void SharedHeap::trim() {
 void SharedHeap::trimLocked(std::size_t keptBytes) {
   std::size_t idle = 0;
   for (auto it = regions_.begin(); it != regions_.end();) {
-    const std::size_t size = it->second.segment.size();
-    if (it->second.used.empty() && (idle += size) > keptBytes) {
+    const std::size_t size = it->second.segment->size();
+    const bool useless = it->second.bound == kNobody;
+    if (it->second.used.empty() && (useless || (idle += size) > keptBytes)) {
       held_ -= size;
-      idle -= size;
+      if (!useless) idle -= size;
       it = regions_.erase(it);
     } else {
       ++it;
@@ -129,8 +154,8 @@ std::optional<SharedLocation> SharedHeap::locate(const void* data, std::size_t b
   const auto it = regionOfLocked(data);
   if (it == regions_.end()) return std::nullopt;
   const std::uint64_t offset = reinterpret_cast<std::uintptr_t>(data) - it->first;
-  if (bytes > it->second.segment.size() - offset) return std::nullopt;
-  return SharedLocation{it->second.segment.ref(), offset};
+  if (bytes > it->second.segment->size() - offset) return std::nullopt;
+  return SharedLocation{it->second.segment->ref(), offset};
 }
 
 }  // namespace dtorch

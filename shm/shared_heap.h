@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 
@@ -19,7 +20,7 @@ struct SharedLocation {
 /// Memory for large blocks in shared segments, so that other processes can map them where they are. Blocks of up to
 /// kOwnRegion share segments; larger ones have their own, which is kept for the next block of about its size. Free
 /// segments beyond `cachedBytes` go back to the system. What one owner left in a block, no other one sees: the block is
-/// zeroed when it passes.
+/// zeroed when it passes, and does not pass any more once its segment was lent.
 ///
 /// Thread: safe.
 class SharedHeap {
@@ -39,6 +40,12 @@ class SharedHeap {
   /// Where `bytes` bytes at `data` lie; nullopt when they are not in this heap.
   std::optional<SharedLocation> locate(const void* data, std::size_t bytes) const;
 
+  /// The segment that holds this block of `owner` from its beginning, and nobody else's bytes, for who is to map it:
+  /// from now on it serves this owner alone. nullptr: there is no such segment, as for blocks of up to kOwnRegion.
+  std::shared_ptr<Segment> lend(const void* block, Owner owner);
+  /// Frees what was lent of this owner's, blocks in use when they are released. It has no blocks made later.
+  void forget(Owner owner);
+
   /// Gives segments without a block in use back to the system.
   void trim();
 
@@ -54,8 +61,9 @@ class SharedHeap {
     Owner owner = kNobody;
   };
   struct Region {
-    Segment segment;
-    bool own = false;  // serves one block at a time
+    std::shared_ptr<Segment> segment;
+    bool own = false;            // serves one block at a time
+    std::optional<Owner> bound;  // lent: to this owner's memory; kNobody: freed with its last block
     /// Free runs and blocks in use, by offset.
     std::map<std::size_t, Run> free;
     std::map<std::size_t, Run> used;

@@ -30,6 +30,12 @@ at::Tensor viewOf(absl::Span<const std::byte> bytes, const std::vector<std::int6
   return at::from_blob(const_cast<std::byte*>(bytes.data()), shape, options);
 }
 
+at::Tensor rowMajorCopy(const at::Tensor& view) {
+  at::Tensor copy = at::empty(view.sizes(), view.options());
+  copyOut(view, static_cast<std::byte*>(copy.mutable_data_ptr()));
+  return copy;
+}
+
 absl::StatusOr<at::Tensor> ownPart(const HostLayout& host, absl::Span<const std::byte> bytes, const DeviceMesh& mesh,
                                    const std::vector<std::int64_t>& coordinate) {
   if (static_cast<std::int64_t>(host.partShapes.size()) != mesh.size()) {
@@ -57,8 +63,7 @@ absl::StatusOr<at::Tensor> ownPart(const HostLayout& host, absl::Span<const std:
     }
   }
   if (absl::Status status = checkBytes(end, bytes.size()); !status.ok()) return status;
-  return viewOf(bytes.subspan(static_cast<std::size_t>(offset)), expected, host.meta.dtype)
-      .clone(at::MemoryFormat::Contiguous);
+  return rowMajorCopy(viewOf(bytes.subspan(static_cast<std::size_t>(offset)), expected, host.meta.dtype));
 }
 
 absl::StatusOr<at::Tensor> partOfWhole(const HostLayout& host, absl::Span<const std::byte> bytes,
@@ -73,7 +78,7 @@ absl::StatusOr<at::Tensor> partOfWhole(const HostLayout& host, absl::Span<const 
   for (Placement& placement : beforePartial) {
     if (placement.isPartial()) placement = Placement::replicate();
   }
-  if (beforePartial == host.placements) return view.clone(at::MemoryFormat::Contiguous);
+  if (beforePartial == host.placements) return rowMajorCopy(view);
   // What each rank holds of a Partial value is the conversion's to say; it asks no other rank.
   const auto noGroup = [](const std::vector<Rank>&) -> absl::StatusOr<ThreadGroup*> {
     return absl::InternalError("an upload asked for a collective");
@@ -92,9 +97,11 @@ absl::StatusOr<at::Tensor> localPart(const HostLayout& host, absl::Span<const st
   }
 }
 
+bool isRowMajor(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
+
 void copyOut(const at::Tensor& tensor, std::byte* out) {
   if (tensor.numel() == 0) return;
-  if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
+  if (isRowMajor(tensor)) {
     return bulkCopy(out, static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes());
   }
   at::from_blob(out, tensor.sizes(), tensor.options()).copy_(tensor);

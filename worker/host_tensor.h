@@ -28,6 +28,8 @@ struct HostLayout {
 absl::StatusOr<at::Tensor> localPart(const HostLayout& host, absl::Span<const std::byte> bytes, const DeviceMesh& mesh,
                                      const std::vector<std::int64_t>& coordinate);
 
+/// Whether the bytes of `tensor` are its value, row-major.
+bool isRowMajor(const at::Tensor& tensor);
 /// Copies `tensor`, row-major, to `out`, which has room for its bytes.
 void copyOut(const at::Tensor& tensor, std::byte* out);
 

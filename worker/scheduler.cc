@@ -193,7 +193,9 @@ void Scheduler::fetch(const v1::Fetch& wire) {
     value->set_future(future);
     FailurePtr failure = runner.failureOf(*operand);
     if (failure == nullptr) {
-      const absl::Status status = fillValue(operand->value, sessionOf(operand->id), values, value);
+      // The last use of what was made for this value alone, as all of a sharded tensor is.
+      at::Tensor tensor = operand.use_count() == 1 ? std::move(operand->value) : operand->value;
+      const absl::Status status = fillValue(std::move(tensor), sessionOf(operand->id), values, value);
       if (!status.ok()) failure = std::make_shared<const Failure>("fetch of a value", status, runner.rank());
     }
     if (failure != nullptr) {

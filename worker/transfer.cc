@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "comm/store/shared_allocator.h"
 #include "dispatch/dtype.h"
 #include "dispatch/prepared_call.h"
 #include "proto/codec.h"
@@ -12,6 +13,25 @@
 #include "proto/segment_codec.h"
 
 namespace dtorch {
+namespace {
+/// The segment that holds `tensor` alone, when it may be given to the session's client; else nullptr.
+std::shared_ptr<Segment> ownSegment(const at::Tensor& tensor, SessionId session) {
+  const bool nobodyElses = tensor.use_count() == 1 && tensor.storage().use_count() == 1;
+  if (!nobodyElses || !isRowMajor(tensor) || tensor.storage_offset() != 0) return nullptr;
+  return lendTensorMemory(tensor.const_data_ptr(), session);
+}
+
+absl::StatusOr<std::shared_ptr<Segment>> copyOf(const at::Tensor& tensor, std::size_t bytes, SessionId session,
+                                                ValueSegments& values) {
+  if (isRowMajor(tensor)) {
+    return values.takeCopyOf(session, static_cast<const std::byte*>(tensor.const_data_ptr()), bytes);
+  }
+  absl::StatusOr<std::shared_ptr<Segment>> segment = values.take(session, bytes);
+  if (segment.ok()) copyOut(tensor, (*segment)->data());
+  return segment;
+}
+}  // namespace
+
 absl::StatusOr<UploadTask> UploadTask::create(v1::Upload& wire, DeviceMesh mesh, std::vector<std::int64_t> coordinate) {
   UploadTask task(std::move(mesh), std::move(coordinate));
   absl::StatusOr<TensorMeta> meta = fromWire(wire.meta());
@@ -52,7 +72,7 @@ absl::StatusOr<at::Tensor> UploadTask::run(SessionId session, ValueSegments& val
   return localPart(host_, {segment->data(), segment->size()}, mesh_, coordinate_);
 }
 
-absl::Status fillValue(const at::Tensor& tensor, SessionId session, ValueSegments& values, v1::FetchedValue* out) {
+absl::Status fillValue(at::Tensor tensor, SessionId session, ValueSegments& values, v1::FetchedValue* out) {
   try {
     if (!tensor.defined()) return absl::InvalidArgumentError("the operator returned None, which has no value to fetch");
     const absl::StatusOr<DType> dtype = fromTorch(tensor.scalar_type());
@@ -65,11 +85,15 @@ absl::Status fillValue(const at::Tensor& tensor, SessionId session, ValueSegment
       inlineBytes->resize(bytes);
       copyOut(tensor, reinterpret_cast<std::byte*>(inlineBytes->data()));
     } else {
-      absl::StatusOr<std::shared_ptr<Segment>> segment = values.take(session, bytes);
+      absl::StatusOr<std::shared_ptr<Segment>> segment = ownSegment(tensor, session);
+      const bool lent = *segment != nullptr;
+      if (!lent) segment = copyOf(tensor, bytes, session, values);
       if (!segment.ok()) return segment.status();
-      copyOut(tensor, (*segment)->data());
       toWire((*segment)->ref(), out->mutable_segment());
-      if (const auto ticket = values.keep(out->future(), session, *meta, *std::move(segment))) {
+      std::shared_ptr<const void> holder;
+      if (lent) holder = std::make_shared<const at::Tensor>(std::move(tensor));
+      const auto ticket = values.keep(out->future(), session, *meta, *std::move(segment), std::move(holder));
+      if (ticket) {
         out->mutable_ticket()->set_path(ticket->path);
         out->mutable_ticket()->set_id(ticket->id);
       }

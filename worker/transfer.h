@@ -34,7 +34,7 @@ class UploadTask {
 };
 
 /// Fills `out` with the value of `tensor`: its bytes inline when they are few, else in a segment of the session's,
-/// which `values` keeps.
-absl::Status fillValue(const at::Tensor& tensor, SessionId session, ValueSegments& values, v1::FetchedValue* out);
+/// which `values` keeps. A tensor that nobody else has is not copied where its own segment can be lent.
+absl::Status fillValue(at::Tensor tensor, SessionId session, ValueSegments& values, v1::FetchedValue* out);
 
 }  // namespace dtorch

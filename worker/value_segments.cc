@@ -1,9 +1,11 @@
 #include "worker/value_segments.h"
 
+#include "comm/store/shared_allocator.h"
+
 namespace dtorch {
 
 std::optional<ValueTicket> ValueSegments::keep(FutureId future, SessionId session, const TensorMeta& meta,
-                                               std::shared_ptr<Segment> segment) {
+                                               std::shared_ptr<Segment> segment, std::shared_ptr<const void> holder) {
   std::optional<ValueTicket> ticket;
   if (server_ != nullptr) {
     auto value = std::make_shared<Snapshot>();
@@ -14,7 +16,7 @@ std::optional<ValueTicket> ValueSegments::keep(FutureId future, SessionId sessio
     if (!server_->resolve(ticket->id, std::move(value)).ok()) ticket.reset();
   }
   const absl::MutexLock lock(&mutex_);
-  kept_.insert_or_assign(future, Kept{session, std::move(segment), ticket ? ticket->id : 0});
+  kept_.insert_or_assign(future, Kept{session, std::move(segment), ticket ? ticket->id : 0, std::move(holder)});
   return ticket;
 }
 
@@ -27,7 +29,7 @@ void ValueSegments::drop(FutureId future) {
     kept = std::move(found->second);
     kept_.erase(found);
     // With the lock, as forget() has it: the pool gets nothing of a session that it has forgotten.
-    if (kept.session) pool_.give(*kept.session, std::move(kept.segment));
+    if (kept.session && kept.holder == nullptr) pool_.give(*kept.session, std::move(kept.segment));
   }
   if (server_ != nullptr && kept.ticket != 0) server_->withdraw(kept.ticket);
 }
@@ -50,6 +52,7 @@ void ValueSegments::forget(SessionId session) {
     if (kept.session == session) kept.session.reset();
   }
   pool_.forget(session);
+  forgetTensorOwner(session);
 }
 
 }  // namespace dtorch

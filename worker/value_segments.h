@@ -30,14 +30,19 @@ class ValueSegments {
   absl::StatusOr<std::shared_ptr<Segment>> take(SessionId session, std::size_t bytes) {
     return pool_.take(session, bytes);
   }
-  /// Holds the value of `future`, which take() gave the memory for, and tells where it can be had.
+  /// The same, with a copy of these bytes in it.
+  absl::StatusOr<std::shared_ptr<Segment>> takeCopyOf(SessionId session, const std::byte* data, std::size_t bytes) {
+    return pool_.takeCopyOf(session, data, bytes);
+  }
+  /// Holds the value of `future`, which take() gave the memory for, and tells where it can be had. `holder`: keeps
+  /// memory that take() did not give.
   std::optional<ValueTicket> keep(FutureId future, SessionId session, const TensorMeta& meta,
-                                  std::shared_ptr<Segment> segment);
+                                  std::shared_ptr<Segment> segment, std::shared_ptr<const void> holder = nullptr);
   /// Nobody uses it any more.
   void drop(FutureId future);
   /// A client's segment, kept mapped for what its session puts into it next. NOT_FOUND: it is gone.
   absl::StatusOr<std::shared_ptr<Segment>> map(SessionId session, const SegmentRef& ref);
-  /// The session has ended: its memory is freed.
+  /// The session has ended: its memory is freed, lent tensors' too.
   void forget(SessionId session);
 
  private:
@@ -47,6 +52,7 @@ class ValueSegments {
     std::optional<SessionId> session;  // nullopt: it has ended
     std::shared_ptr<Segment> segment;
     std::uint64_t ticket = 0;
+    std::shared_ptr<const void> holder;
   };
 
   const std::unique_ptr<ValueServer> server_;

@@ -88,6 +88,11 @@ absl::StatusOr<TensorMeta> checkView(const HostView& view) {
   return contiguous;
 }
 
+bool isContiguous(const HostView& view) {
+  const auto [shape, strides] = mergeDims(view.meta);
+  return shape.size() == 1 && strides[0] == 1;
+}
+
 void copyElements(const HostView& view, std::int64_t first, std::int64_t count, std::byte* out) {
   if (count == 0) return;
   const auto [shape, strides] = mergeDims(view.meta);

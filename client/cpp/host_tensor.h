@@ -66,6 +66,8 @@ struct HostView {
 /// INVALID_ARGUMENT: a bad shape, dtype or stride, or memory that ends before the tensor does. Else the contiguous
 /// meta.
 absl::StatusOr<TensorMeta> checkView(const HostView& view);
+/// Whether the elements of a checked view lie in row-major order, one after the other.
+bool isContiguous(const HostView& view);
 /// Copies the elements [first, first + count) in row-major order of a checked view, as contiguous bytes.
 void copyElements(const HostView& view, std::int64_t first, std::int64_t count, std::byte* out);
 

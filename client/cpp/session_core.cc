@@ -299,8 +299,7 @@ Tensor SessionCore::put(absl::Span<const HostView> parts, bool whole, TensorMeta
   }
 
   PartReader reader(parts);
-  const std::shared_ptr<Segment> segment = total > kInlineBytes ? lendable(total) : nullptr;
-  if (segment != nullptr) reader.readInto(segment->data(), total);
+  const std::shared_ptr<Segment> segment = total > kInlineBytes ? lendableCopy(parts, total) : nullptr;
   const std::lock_guard putLock(putMutex_);
   TensorId id = 0;
   const bool sent = total <= kInlineBytes || segment != nullptr;  // with the header
@@ -348,13 +347,16 @@ Tensor SessionCore::put(absl::Span<const HostView> parts, bool whole, TensorMeta
   return make(id);
 }
 
-std::shared_ptr<Segment> SessionCore::lendable(std::size_t bytes) {
+std::shared_ptr<Segment> SessionCore::lendableCopy(absl::Span<const HostView> parts, std::size_t bytes) {
   {
     const std::lock_guard lock(mutex_);
     if (!lends_ || lentBytes_ + bytes > kMaxLentBytes) return nullptr;
   }
-  auto segment = pool_.take(0, bytes);
-  return segment.ok() ? *std::move(segment) : nullptr;
+  const bool oneRun = parts.size() == 1 && isContiguous(parts[0]);
+  auto segment = oneRun ? pool_.takeCopyOf(0, parts[0].data, bytes) : pool_.take(0, bytes);
+  if (!segment.ok()) return nullptr;
+  if (!oneRun) PartReader(parts).readInto((*segment)->data(), bytes);
+  return *std::move(segment);
 }
 
 void SessionCore::onPutTaken(TensorId tensor) {

@@ -90,8 +90,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   template <typename Fill>
   std::shared_ptr<FutureState> request(FutureState::Kind kind, const Fill& fill);
   Mesh meshOf(std::uint32_t id);
-  /// Memory for a large put; null: its bytes are to be sent.
-  std::shared_ptr<Segment> lendable(std::size_t bytes);
+  /// What a large put has in all, in memory that can be lent; null: its bytes are to be sent.
+  std::shared_ptr<Segment> lendableCopy(absl::Span<const HostView> parts, std::size_t bytes);
 
   /// What is put beyond is sent, as fast as the daemon takes it.
   static constexpr std::size_t kMaxLentBytes = std::size_t{1} << 30;

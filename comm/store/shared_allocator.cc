@@ -6,6 +6,7 @@
 #include <malloc.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -148,6 +149,15 @@ void releaseCachedMemory() {
 
 TensorOwnerScope::TensorOwnerScope(SharedHeap::Owner owner) : before_(std::exchange(currentOwner, owner)) {}
 TensorOwnerScope::~TensorOwnerScope() { currentOwner = before_; }
+
+std::shared_ptr<Segment> lendTensorMemory(const void* data, SharedHeap::Owner owner) {
+  SharedAllocator* allocator = installed.load(std::memory_order_acquire);
+  return allocator == nullptr ? nullptr : allocator->heap().lend(data, owner);
+}
+
+void forgetTensorOwner(SharedHeap::Owner owner) {
+  if (SharedAllocator* allocator = installed.load(std::memory_order_acquire)) allocator->heap().forget(owner);
+}
 
 const SharedHeap* sharedHeap() {
   SharedAllocator* allocator = installed.load(std::memory_order_acquire);

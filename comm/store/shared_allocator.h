@@ -1,5 +1,6 @@
 #pragma once
 #include <cstddef>
+#include <memory>
 #include <optional>
 
 #include "core/memory_statistics.h"
@@ -41,5 +42,9 @@ class TensorOwnerScope {
 
 /// The heap of the installed allocator; nullptr when there is none.
 const SharedHeap* sharedHeap();
+/// SharedHeap::lend() for the memory of a tensor; nullptr: also when there is no heap.
+std::shared_ptr<Segment> lendTensorMemory(const void* data, SharedHeap::Owner owner);
+/// The owner has ended: SharedHeap::forget().
+void forgetTensorOwner(SharedHeap::Owner owner);
 
 }  // namespace dtorch

@@ -1,5 +1,8 @@
 #include "shm/segment_pool.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "tests/catch.h"
 
 namespace dtorch {
@@ -25,6 +28,24 @@ TEST_CASE("a pool gives an owner its own segments again, and frees the rest") {
   CHECK((*pool.take(1, 40000))->data()[7] == std::byte{0});  // the oldest was freed
   pool.forget(2);
   CHECK(pool.idleBytes() == 0);
+}
+
+TEST_CASE("a pool copies into memory that is fresh, or the owner's own") {
+  SegmentPool pool(1 << 20);
+  std::vector<std::byte> bytes(50000, std::byte{5});
+  auto fresh = *pool.takeCopyOf(1, bytes.data(), bytes.size());
+  const std::byte* address = fresh->data();
+  CHECK(std::equal(bytes.begin(), bytes.end(), fresh->data()));
+  pool.give(1, std::move(fresh));
+  bytes.assign(49000, std::byte{6});
+  auto again = *pool.takeCopyOf(1, bytes.data(), bytes.size());
+  CHECK(again->data() == address);
+  CHECK(std::equal(bytes.begin(), bytes.end(), again->data()));
+  CHECK(again->data()[49000] == std::byte{5});
+  pool.give(1, std::move(again));
+  const auto others = *pool.takeCopyOf(2, bytes.data(), bytes.size());
+  CHECK(others->data() != address);
+  CHECK(others->size() == 49000);
 }
 
 }  // namespace dtorch

@@ -132,6 +132,10 @@ TEST_CASE("a copy is made where others map it") {
   const auto peer = Segment::open(copy->ref());
   REQUIRE(peer.ok());
   CHECK(std::memcmp(peer->data(), bytes.data(), bytes.size()) == 0);
+  auto moved = std::move(*Segment::copyOf("dtorch-test", bytes.data(), bytes.size()));
+  moved.populate();
+  moved.populate();
+  CHECK(std::memcmp(moved.data(), bytes.data(), bytes.size()) == 0);
   CHECK(absl::IsInvalidArgument(Segment::copyOf("dtorch-test", nullptr, 0).status()));
 }
 

@@ -119,6 +119,40 @@ TEST_CASE("no owner sees what another one left") {
   CHECK(kept > 0);  // an owner's own blocks are not zeroed for nothing
 }
 
+TEST_CASE("a lent segment serves its owner alone, and is freed with it") {
+  constexpr std::size_t kBlock = 20 << 20;
+  SharedHeap heap(1 << 30);
+  void* block = heap.allocate(kBlock, 1);
+  CHECK(heap.lend(block, 2) == nullptr);
+  CHECK(heap.lend(static_cast<std::byte*>(block) + 4096, 1) == nullptr);
+  CHECK(heap.lend(&heap, 1) == nullptr);
+  void* small = heap.allocate(100000, 1);
+  CHECK(heap.lend(small, 1) == nullptr);  // others' blocks are beside it
+  const auto segment = heap.lend(block, 1);
+  REQUIRE(segment != nullptr);
+  CHECK(segment->data() == block);
+  CHECK(segment->ref() == heap.locate(block, kBlock)->segment);
+  heap.release(block);
+  void* others = heap.allocate(kBlock, 2);
+  CHECK(others != block);
+  CHECK(heap.allocate(kBlock, 1) == block);
+  heap.forget(1);
+  CHECK(heap.locate(block, kBlock).has_value());  // in use
+  heap.release(block);
+  CHECK_FALSE(heap.locate(block, 1).has_value());
+  CHECK(heap.heldBytes() == heap.locate(others, 1)->segment.bytes + heap.locate(small, 1)->segment.bytes);
+
+  // What an earlier, larger block left behind the one that is to be lent is not shown either.
+  heap.release(others);
+  void* shorter = heap.allocate(kBlock - 8192, 3);
+  REQUIRE(shorter == others);
+  CHECK(heap.lend(shorter, 3) == nullptr);
+  heap.release(shorter);
+  void* again = heap.allocate(kBlock - 8192, 2);
+  REQUIRE(again == others);
+  CHECK(heap.lend(again, 2) == nullptr);  // they are not told apart any more
+}
+
 TEST_CASE("threads allocate and release at once") {
   SharedHeap heap(64 << 20);
   std::vector<std::thread> threads;
