@@ -270,7 +270,7 @@ void Controller::workOnLoop() {
   }
   if (!events_.empty()) turnOver_ = true;
   for (;;) {
-    resumeWaitingOnLoop();
+    serveLineOnLoop();
     boundCachesOnLoop();
     executor_->flush();
     if (executor_->framesPublished() == published_) break;
@@ -293,13 +293,13 @@ void Controller::handleOnLoop(Event event) {
                           ClientSession* session = find(requested.session);
                           if (session == nullptr) return;
                           session->accept(std::move(requested.request));
-                          serveOnLoop(session);
+                          lineUpOnLoop(session->id());
                         },
                         [&](Drained& drained) {
                           futures_->continueTransfers(drained.session);
                           resume_ = true;  // a session may wait for its values to leave
                           ClientSession* session = find(drained.session);
-                          if (session != nullptr && session->drained()) serveOnLoop(session);
+                          if (session != nullptr && session->drained()) lineUpOnLoop(session->id());
                         },
                         [&](Closed& closed) {
                           ClientSession* session = find(closed.session);
@@ -320,29 +320,33 @@ void Controller::handleOnLoop(Event event) {
              event);
 }
 
-void Controller::serveOnLoop(ClientSession* session) {
-  // Before the workers hear the daemon nothing can be sent to them; and a session's requests keep their order.
-  using Progress = ClientSession::Progress;
-  const Progress progress = ready_ ? session->work() : Progress::kWaiting;
-  if (progress == Progress::kDone || progress == Progress::kHeld) return;
-  waiting_.push_back(session->id());
-  if (progress == Progress::kTurnOver) turnOver_ = true;
+void Controller::lineUpOnLoop(SessionId session) {
+  line_.push_back(session);
+  resume_ = true;
 }
 
-void Controller::resumeWaitingOnLoop() {
+void Controller::serveLineOnLoop() {
+  // Before the workers hear the daemon nothing can be sent to them.
   if (!resume_ || !ready_) return;
   resume_ = false;
-  // Each waiting session gets its turn once; who must wait again goes to the end of the line.
-  for (std::size_t turns = waiting_.size(); turns > 0; --turns) {
-    if (passOver()) {
-      turnOver_ = true;
-      return;
-    }
-    const SessionId id = waiting_.front();
-    waiting_.pop_front();
+  // Who has had a turn goes to the end of the line. Who got nowhere keeps its place: the credit that comes next is not
+  // for those who used up the last.
+  std::vector<SessionId> inPlace;
+  std::vector<SessionId> served;
+  while (!line_.empty() && !passOver()) {
+    const SessionId id = line_.front();
+    line_.pop_front();
     const auto it = sessions_.find(id);
-    if (it != sessions_.end() && it->second->hasWork()) serveOnLoop(it->second.get());
+    if (it == sessions_.end() || !it->second->hasWork()) continue;
+    using Progress = ClientSession::Progress;
+    const Progress progress = it->second->work();
+    if (progress == Progress::kDone || progress == Progress::kHeld) continue;
+    if (progress == Progress::kTurnOver) turnOver_ = true;
+    (progress == Progress::kStuck ? inPlace : served).push_back(id);
   }
+  if (!line_.empty()) turnOver_ = true;
+  line_.insert(line_.begin(), inPlace.begin(), inPlace.end());
+  line_.insert(line_.end(), served.begin(), served.end());
 }
 
 void Controller::boundCachesOnLoop() {

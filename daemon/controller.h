@@ -93,8 +93,10 @@ class Controller : public SessionListener, private ExecutorListener {
   /// Deals with what is in the queue, and publishes what came of it.
   void workOnLoop();
   void handleOnLoop(Event event);
-  void serveOnLoop(ClientSession* session);
-  void resumeWaitingOnLoop();
+  /// The session, which has a request, gets in line for its turn.
+  void lineUpOnLoop(SessionId session);
+  /// Gives all in line a turn.
+  void serveLineOnLoop();
   bool passOver() const { return std::chrono::steady_clock::now() > passEnds_; }
   void boundCachesOnLoop();
   void askOnLoop(MetadataQuestion question);
@@ -138,9 +140,9 @@ class Controller : public SessionListener, private ExecutorListener {
   std::unique_ptr<FutureTable> futures_;
   SessionServices services_;
   absl::flat_hash_map<SessionId, std::unique_ptr<ClientSession>> sessions_;
-  std::deque<SessionId> waiting_;  // have a request whose group is not usable, in order of arrival
-  bool resume_ = false;            // they may go on
-  bool turnOver_ = false;          // something is left to do that had its turn
+  std::deque<SessionId> line_;  // have a request; who waits longest for its turn is first
+  bool resume_ = false;         // they may go on
+  bool turnOver_ = false;       // something is left to do that had its turn
   std::chrono::steady_clock::time_point passEnds_;
   /// How many plans, templates and layouts are remembered, of the plans by the workers too: a program that calls with
   /// ever new scalars or shapes makes one a call. What is not in use is dropped then.

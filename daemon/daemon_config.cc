@@ -107,6 +107,12 @@ const ConfigTable<DaemonConfig>& daemonConfigTable() {
            &C::executorMaxBytesInFlight,
            {{1 << 16}, {1LL << 40}},
            "bytes of messages sent to workers and not yet done, before clients are slowed"},
+          {"executor.max_time_in_flight",
+           &C::executorMaxTimeInFlight,
+           {milliseconds(1), hours(1)},
+           "how long operators that were sent to workers may take, by what they took before: as long a session waits "
+           "for "
+           "others"},
           {"session.max_message", &C::sessionMaxMessage, {{32 << 20}, {1LL << 30}}, "largest message of a client"},
           {"session.max_tensors", &C::sessionMaxTensors, {1, 1LL << 40}, "tensors that a session may hold"},
           {"session.max_bytes",

@@ -30,10 +30,12 @@ struct DaemonConfig {
 
   std::int64_t executorMaxOperatorsInFlight = 16384;
   ByteSize executorMaxBytesInFlight{256LL << 20};
+  std::chrono::milliseconds executorMaxTimeInFlight{100};
 
   ByteSize sessionMaxMessage{64LL << 20};
   std::int64_t sessionMaxTensors = 1 << 20;
   ByteSize sessionMaxBytes{64LL << 30};
+  std::int64_t sessionMaxRules = 256;
   bool sessionValidate = false;
 
   std::vector<std::string> operatorsAllow;

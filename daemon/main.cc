@@ -97,6 +97,7 @@ class Daemon {
     options.executor.worldSize = static_cast<int>(config_.workersCount);
     options.executor.maxOperatorsInFlight = static_cast<std::uint64_t>(config_.executorMaxOperatorsInFlight);
     options.executor.maxBytesInFlight = static_cast<std::uint64_t>(config_.executorMaxBytesInFlight.bytes);
+    options.executor.maxTimeInFlight = config_.executorMaxTimeInFlight;
     std::vector<std::string> libraryOperators;
     for (const std::string& path : config_.operatorsLibraries) {
       absl::StatusOr<OperatorLibrary> library = loadOperatorLibrary(path);

@@ -18,11 +18,12 @@ struct Row {
 };
 
 constexpr const char* kIndices = "it does not check its indices";
+constexpr const char* kShapes = "it does not check its shapes";
 constexpr const char* kStrides = "it does not check its sizes and strides";
 constexpr const char* kResizes = "it changes how much memory its tensor has";
 
 // "name*": all that begin so. The "_copy" forms are denied with their originals.
-constexpr std::array<Row, 19> kDenied = {{
+constexpr std::array<Row, 22> kDenied = {{
     {"aten::from_file", "it reads and writes any file of the worker's user"},
     {"aten::_sparse_coo_tensor_unsafe", kIndices},
     {"aten::_sparse_compressed_tensor_unsafe", kIndices},
@@ -41,6 +42,9 @@ constexpr std::array<Row, 19> kDenied = {{
     {"aten::_resize_output*", kResizes},
     {"aten::_copy_from_and_resize", kResizes},
     {"aten::sparse_resize*", kResizes},
+    {"aten::_fused_moving_avg_obs_fq_helper*", kShapes},
+    {"aten::fused_moving_avg_obs_fake_quant", kShapes},
+    {"aten::mkldnn_rnn_layer*", kShapes},
     {"aten::_pin_memory", "it needs a GPU"},
 }};
 

@@ -15,7 +15,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dispatch/binding.h"
+#include "dispatch/index_check.h"
 #include "dispatch/own_operators.h"
+#include "dispatch/shape_check.h"
 
 namespace dtorch {
 namespace {
@@ -100,6 +102,8 @@ absl::StatusOr<c10::OperatorHandle> findOperator(const std::string& name) {
 
 PreparedCall::PreparedCall(c10::OperatorHandle op)
     : op_(std::move(op)),
+      shapeCheck_(shapeCheckOf(op_.schema().name())),
+      indexCheck_(indexCheckOf(op_.schema().name())),
       uninitialized_(absl::StartsWith(op_.operator_name().name, "aten::empty") ||
                      absl::StartsWith(op_.operator_name().name, "aten::new_empty")) {}
 
@@ -170,6 +174,10 @@ absl::Status PreparedCall::run(absl::Span<const at::Tensor> tensors, std::vector
         for (const auto& index : hole.list.indices) list.push_back(index ? tensors[*index] : at::Tensor());
         stack[hole.argument] = std::move(list);
       }
+    }
+    for (const ArgumentCheck& check : {std::cref(shapeCheck_), std::cref(indexCheck_)}) {
+      if (check == nullptr) continue;
+      if (absl::Status status = check(CallArguments(op_.schema(), stack)); !status.ok()) return status;
     }
     op_.callBoxed(&stack);
     const std::size_t first = outputs->size();

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "core/value.h"
+#include "dispatch/call_arguments.h"
 
 namespace dtorch {
 
@@ -29,8 +30,9 @@ class PreparedCall {
   /// Runs the operator on `tensors`, to which the arguments' TensorArg indices refer, and appends its outputs (tensor
   /// lists flattened, numbers as tensors without dimensions, an undefined one as bool[0]) to `outputs`. Whatever
   /// LibTorch throws becomes a Status with its first line: INVALID_ARGUMENT, UNIMPLEMENTED (no kernel),
-  /// RESOURCE_EXHAUSTED (out of memory), INTERNAL. What operators of the "empty" family return is zero: the same on
-  /// every rank, and nothing that was in the memory before.
+  /// RESOURCE_EXHAUSTED (out of memory), INTERNAL. Shapes and indices that a kernel would take on trust are checked
+  /// before it runs (dispatch/shape_check.h, index_check.h). What operators of the "empty" family return is zero: the
+  /// same on every rank, and nothing that was in the memory before.
   absl::Status run(absl::Span<const at::Tensor> tensors, std::vector<at::Tensor>* outputs) const;
 
   const c10::OperatorHandle& op() const { return op_; }
@@ -50,6 +52,8 @@ class PreparedCall {
   };
   explicit PreparedCall(c10::OperatorHandle op);
   c10::OperatorHandle op_;
+  ArgumentCheck shapeCheck_;     // null: none is needed
+  ArgumentCheck indexCheck_;     // likewise
   bool uninitialized_;           // it leaves its outputs' memory as it was
   torch::jit::Stack constants_;  // one entry an argument; holes are None
   std::vector<Hole> holes_;

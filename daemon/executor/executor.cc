@@ -23,6 +23,10 @@ namespace {
 
 // A frame leaves at the latest when it holds so many commands, so that workers start while a long batch is planned.
 constexpr int kFrameCommands = 128;
+// Or when it holds this part of the time that may be in flight: credit comes back by frames.
+constexpr double kFrameTime = 1.0 / 8;
+// Of what has never run, so many may be in flight.
+constexpr double kUnknownOperators = 128;
 constexpr std::uint64_t kFrameBytes = 16u << 20;
 constexpr int kLingerMs = 500;
 // What a command that is no operator takes of a group's credit, besides its data.
@@ -68,7 +72,8 @@ Executor::Executor(zmq::socket_t frames, zmq::socket_t reports, const ExecutorOp
       reports_(std::move(reports)),
       options_(options),
       listener_(listener),
-      workers_(static_cast<std::size_t>(options.worldSize)) {}
+      workers_(static_cast<std::size_t>(options.worldSize)),
+      costs_(options.maxTimeInFlight / kUnknownOperators) {}
 
 // ZeroMQ leaves the files of its ipc sockets behind.
 Executor::~Executor() {
@@ -91,6 +96,7 @@ void Executor::handleReports() {
       spdlog::error("a report of {} bytes parses neither as a report nor names its worker: dropped", message.size());
     }
   }
+  learnCosts();
 }
 
 void Executor::handleSubscriptions() {
@@ -187,9 +193,27 @@ void Executor::frameDone(Rank rank, const v1::FrameDone& done) {
   const bool hadCredit = hasCredit(group);
   group.operators -= frame->operators;
   group.bytes -= frame->bytes;
+  group.time = group.operators == 0 ? PlanCosts::Seconds(0) : group.time - frame->time;
+  if (group.plansDone.empty()) {
+    toLearnOf_.push_back(id);
+    group.learnSince = std::max(frame->published, group.learned);
+  }
+  group.plansDone.insert(group.plansDone.end(), frame->plans.begin(), frame->plans.end());
   listener_->onOperatorsDone(frame->operators);
   while (!group.inFlight.empty() && group.inFlight.front().missing.empty()) group.inFlight.pop_front();
   if (!hadCredit && usable(id)) listener_->onGroupUsable(id);
+}
+
+void Executor::learnCosts() {
+  if (toLearnOf_.empty()) return;
+  const Clock::time_point now = Clock::now();
+  for (const GroupId id : toLearnOf_) {
+    Group& group = at(id);
+    costs_.learn(group.plansDone, now - group.learnSince);
+    group.learned = now;
+    group.plansDone.clear();
+  }
+  toLearnOf_.clear();
 }
 
 absl::StatusOr<GroupId> Executor::groupOf(const std::vector<Rank>& ranks) {
@@ -215,7 +239,8 @@ absl::StatusOr<GroupId> Executor::groupOf(const std::vector<Rank>& ranks) {
 }
 
 bool Executor::hasCredit(const Group& group) const {
-  return group.operators < options_.maxOperatorsInFlight && group.bytes < options_.maxBytesInFlight;
+  return group.operators < options_.maxOperatorsInFlight && group.bytes < options_.maxBytesInFlight &&
+         (group.operators == 0 || group.time < options_.maxTimeInFlight);
 }
 
 bool Executor::usable(GroupId id) const {
@@ -226,23 +251,29 @@ bool Executor::usable(GroupId id) const {
 const absl::Status& Executor::error(GroupId id) const { return at(id).error; }
 
 v1::WorkerCommand* Executor::append(GroupId group) {
-  if (open_ != nullptr &&
-      (openGroup_ != group || open_->commands_size() >= kFrameCommands || openCost_.bytes >= kFrameBytes)) {
+  if (open_ != nullptr && (openGroup_ != group || open_->commands_size() >= kFrameCommands ||
+                           openCost_.bytes >= kFrameBytes || openCost_.time >= options_.maxTimeInFlight * kFrameTime)) {
     flush();
   }
   if (open_ == nullptr) {
     open_ = google::protobuf::Arena::CreateMessage<v1::Frame>(&arena_);
     open_->set_first_operator(nextOperator_);
     openCost_.firstOperator = nextOperator_;
+    openCost_.plans.reserve(kFrameCommands);
     openGroup_ = group;
   }
   return open_->add_commands();
 }
 
-v1::WorkerCommand* Executor::appendOperator(GroupId group, OperatorNumber* number) {
+v1::WorkerCommand* Executor::appendOperator(GroupId group, PlanId plan, OperatorNumber* number) {
   v1::WorkerCommand* command = append(group);
+  command->set_plan(plan);
   *number = nextOperator_++;
+  const PlanCosts::Seconds time = costs_.of(plan);
+  openCost_.plans.push_back(plan);
+  openCost_.time += time;
   ++openCost_.operators;
+  at(group).time += time;
   ++at(group).operators;
   return command;
 }
@@ -277,6 +308,7 @@ void Executor::appendFence(GroupId group, std::uint64_t fence) {
 }
 
 void Executor::forgetPlans(PlanId below) {
+  costs_.forget(below);
   for (GroupId id = 1; id <= groups_.size(); ++id) {
     if (at(id).joined.size() == at(id).ranks.size()) append(id)->mutable_forget_plans()->set_below(below);
   }
@@ -294,6 +326,7 @@ void Executor::flush() {
     open_->set_sequence(group.nextSequence++);
     publish(group.topic, *open_);
     openCost_.missing.assign(group.ranks.begin(), group.ranks.end());
+    openCost_.published = Clock::now();
     group.inFlight.push_back(std::move(openCost_));
   }
   openCost_ = {};
@@ -335,6 +368,7 @@ void Executor::failRank(Rank rank, const absl::Status& why) {
     group.inFlight.clear();
     group.operators = 0;
     group.bytes = 0;
+    group.time = {};
   }
   for (auto it = fences_.begin(); it != fences_.end();) {
     const auto current = it++;

@@ -1,6 +1,7 @@
 #pragma once
 #include <google/protobuf/arena.h>
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "core/ids.h"
+#include "daemon/executor/plan_costs.h"
 #include "dtorch/v1/worker.pb.h"
 #include "shm/segment.h"
 
@@ -25,6 +27,7 @@ struct ExecutorOptions {
   /// Credit of one group: what may be published and not yet done.
   std::uint64_t maxOperatorsInFlight = 16384;
   std::uint64_t maxBytesInFlight = 256u << 20;
+  std::chrono::milliseconds maxTimeInFlight{100};
 };
 
 /// What the workers have to say. Thread: the controller loop's.
@@ -49,7 +52,9 @@ class ExecutorListener {
 
 /// Publishes operators, one message for all ranks of a group, and takes the reports. Nothing is lost: there is no
 /// high-water mark, the credit of a group bounds what is in flight, and a group is published to only once every rank's
-/// subscription has been seen (its marker topic: XPUB reports equal subscriptions only once).
+/// subscription has been seen (its marker topic: XPUB reports equal subscriptions only once). Since the workers run
+/// operators in their order, credit is time, too: how long an operator of another session waits behind what is in
+/// flight.
 ///
 /// Thread: the controller loop's, all of it.
 class Executor {
@@ -74,8 +79,8 @@ class Executor {
   /// Why the group cannot be used any more; OK while it can.
   const absl::Status& error(GroupId group) const;
 
-  /// A new operator at the end of the stream of `group`; its number comes back in `number`.
-  v1::WorkerCommand* appendOperator(GroupId group, OperatorNumber* number);
+  /// A run of `plan` at the end of the stream of `group`; the operator's number comes back in `number`.
+  v1::WorkerCommand* appendOperator(GroupId group, PlanId plan, OperatorNumber* number);
   /// A new command that is no operator. `bytes` counts against the credit; `memory` is kept until all ranks are done.
   v1::WorkerCommand* appendCommand(GroupId group, std::uint64_t bytes = 0, std::shared_ptr<const void> memory = {});
   /// The workers of `group` that are left drop their parts of `operands`.
@@ -101,11 +106,15 @@ class Executor {
   void failRank(Rank rank, const absl::Status& why);
 
  private:
+  using Clock = std::chrono::steady_clock;
   static constexpr std::size_t kMaxGroups = 4096;
   struct FrameInFlight {
     OperatorNumber firstOperator = 0;
     std::uint64_t operators = 0;
     std::uint64_t bytes = 0;
+    PlanCosts::Seconds time{0};  // that it is thought to take
+    std::vector<PlanId> plans;   // of its operators
+    Clock::time_point published;
     std::vector<Rank> missing;  // have not reported it done
     std::vector<std::shared_ptr<const void>> memory;
   };
@@ -117,6 +126,11 @@ class Executor {
     std::deque<FrameInFlight> inFlight;  // the last one has sequence nextSequence - 1
     std::uint64_t operators = 0;         // in flight
     std::uint64_t bytes = 0;
+    PlanCosts::Seconds time{0};
+    // When something was learned last, and of what it is to be learned next: frames of which one turn has heard.
+    Clock::time_point learned;
+    Clock::time_point learnSince;
+    std::vector<PlanId> plansDone;
     absl::Status error;
   };
   struct WorkerLink {
@@ -138,6 +152,7 @@ class Executor {
   void publish(const std::string& topic, const v1::Frame& frame);
   v1::WorkerCommand* append(GroupId group);
   bool hasCredit(const Group& group) const;
+  void learnCosts();
   Group& at(GroupId group) { return groups_[group - 1]; }
   const Group& at(GroupId group) const { return groups_[group - 1]; }
 
@@ -150,6 +165,8 @@ class Executor {
   absl::flat_hash_map<std::vector<Rank>, GroupId> groupIds_;
   absl::flat_hash_map<std::uint64_t, PendingFence> fences_;
   OperatorNumber nextOperator_ = 1;
+  PlanCosts costs_;
+  std::vector<GroupId> toLearnOf_;
   std::uint64_t framesPublished_ = 0;
   v1::Report report_;  // keeps its memory from one message to the next
 

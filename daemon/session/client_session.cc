@@ -92,6 +92,7 @@ ClientSession::Progress ClientSession::work() {
 
 ClientSession::Progress ClientSession::workOn(const v1::CommandBatch& batch) {
   const auto over = std::chrono::steady_clock::now() + kTurn;
+  const int begun = cursor_;
   Progress progress = Progress::kDone;
   for (int untilClock = kCommandsBetweenClocks; !closed_ && cursor_ < batch.commands_size(); ++cursor_) {
     if (--untilClock == 0) {
@@ -103,7 +104,9 @@ ClientSession::Progress ClientSession::workOn(const v1::CommandBatch& batch) {
       progress = Progress::kHeld;
     }
     try {
-      if (progress == Progress::kDone && !run(batch.commands(cursor_))) progress = Progress::kWaiting;
+      if (progress == Progress::kDone && !run(batch.commands(cursor_))) {
+        progress = cursor_ == begun ? Progress::kStuck : Progress::kWaiting;
+      }
     } catch (const std::exception& error) {  // nothing should throw; but no session may end the daemon
       protocolError(absl::InternalError(absl::StrCat("command ", cursor_, " of a batch: ", error.what())));
     }
@@ -315,8 +318,7 @@ OperandId ClientSession::publish(PlannedOperator* plan, absl::Span<const Operand
     *executor->appendCommand(group, plan->wire.ByteSizeLong())->mutable_define_plan() = plan->wire;
     plan->published = true;
   }
-  v1::WorkerCommand* run = executor->appendOperator(group, number);
-  run->set_plan(plan->id);
+  v1::WorkerCommand* run = executor->appendOperator(group, plan->id, number);
   run->mutable_inputs()->Add(inputs.begin(), inputs.end());
   const OperandId first = nextOperand_;
   nextOperand_ += static_cast<OperandId>(plan->wire.outputs_size());

@@ -31,6 +31,7 @@ class ClientSession {
     kDone,     // the channel reads on
     kWaiting,  // its group is not usable for now, metadata has been asked, or much is on its way to the client: go on
                // when that changes
+    kStuck,    // likewise, and nothing has been done in this turn
     kHeld,     // the client does not read: go on when drained() says so
     kTurnOver  // others have a turn first
   };
