@@ -263,7 +263,6 @@ def of_volumes(shape, dtype):
     aten.slow_conv3d_forward.default(x, kernel, [3, 3, 3], bias, [1, 1, 1], [0, 0, 0])
     aten.slow_conv3d.default(x, kernel, [3, 3, 3], bias)
     aten.slow_conv_dilated3d.default(x, kernel, [3, 3, 3], bias)
-    aten.slow_conv_transpose3d.default(x, draw((c, 5, 2, 2, 2), dtype), [2, 2, 2], draw((5,), dtype))
     aten.conv3d.default(x, kernel, bias)
     aten.conv3d.padding(x, kernel, bias, [1], "same")
     for scale in (None, [2.0, 1.5, 1.0]):
@@ -290,7 +289,6 @@ def of_images(shape, dtype):
     aten._upsample_bicubic2d_aa_backward.default(draw((n, c, h + 2, w + 3), dtype), [h + 2, w + 3], [n, c, h, w], False)
     kernel = draw((6, c, 3, 3), dtype)
     aten.slow_conv_dilated2d.default(x, kernel, [3, 3], draw((6,), dtype))
-    aten.slow_conv_transpose2d.default(x, draw((c, 5, 2, 2), dtype), [2, 2], draw((5,), dtype))
     aten._convolution.deprecated(x, kernel, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, False, False, True)
     aten.conv2d.padding(x, kernel, None, [1], "same")
     aten._convolution.default(x, kernel, draw((6,), dtype), [1, 1], [1, 1], [1, 1], False, [0, 0], 1, False, False, True, True)

@@ -409,8 +409,8 @@ EXTENTS = [{}, {5: 4, 10: 7, 3: 6, 2: 3}, {5: 2, 10: 4, 3: 4, 2: 7, 4: 5}, {5: 8
            {5: 3, 10: 6, 3: 2, 2: 4, 20: 9}, {5: 7, 10: 2, 3: 5, 2: 5, 4: 3}]
 
 
-# They trust pivots, or indices, that another operator gave: with others PyTorch itself breaks.
-TRUSTING = re.compile(r"aten::((linalg_|_)?(lu|ldl)_|\w*max_pool\dd\w*_backward|max_unpool)")
+# They trust pivots, indices or shapes that go with each other: with others PyTorch itself breaks.
+TRUSTING = re.compile(r"aten::((linalg_|_)?(lu|ldl)_|\w*max_pool\dd\w*_backward|max_unpool|slow_conv)")
 
 
 def variants(call):

@@ -53,7 +53,6 @@ absl::StatusOr<Factors> backwardFactors(const RuleCall& call, absl::string_view)
 
 constexpr std::array kRules = std::to_array<Rule>({
     {"aten::convolution", convolutionFactors, ""},
-    {"aten::convolution_overrideable", convolutionFactors, ""},
     {"aten::_convolution", convolutionFactors, ""},
     {"aten::conv1d", convolutionFactors, ""},
     {"aten::conv2d", convolutionFactors, ""},
@@ -69,8 +68,6 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::_slow_conv2d_forward", convolutionFactors, ""},
     {"aten::slow_conv_dilated2d", convolutionFactors, ""},
     {"aten::slow_conv_dilated3d", convolutionFactors, ""},
-    {"aten::slow_conv_transpose2d", convolutionFactors, "transposed"},
-    {"aten::slow_conv_transpose3d", convolutionFactors, "transposed"},
     {"aten::conv_tbc", notationFactors,
      "[t] b c, [k] c o, o -> [t] b o; c:sum; linear-float 0 2|1 2; addend 2; full c o"},
 });
