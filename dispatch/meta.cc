@@ -1,6 +1,7 @@
 #include "dispatch/meta.h"
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
@@ -41,6 +42,10 @@ constexpr std::array<absl::string_view, 5> kWrongMetaKernel = {
 
 // Those that tell another dtype than the kernel gives, where the first input has no elements.
 constexpr std::array<absl::string_view, 2> kWrongForNothing = {"aten::native_layer_norm", "aten::native_layer_norm.out"};
+
+// Those whose results' shapes go by values only where an index is a mask.
+constexpr std::array<absl::string_view, 3> kDynamicByMask = {"aten::index.Tensor", "aten::index.Tensor_out",
+                                                             "aten::_unsafe_index.Tensor"};
 
 // What kernels say that find out by themselves that they are not for the Meta device.
 constexpr std::array<absl::string_view, 3> kNoMetaKernel = {"DispatchStub: unsupported device", "got: meta",
@@ -114,21 +119,33 @@ absl::StatusOr<std::vector<OutputMeta>> metasOf(const std::vector<at::Tensor>& o
   return metas;
 }
 
-// Runs the operator on `device`, on inputs without content (Meta) or of zeros.
+enum class Fill : std::uint8_t { kZeros, kOnesAndTwos };
+
+// Runs the operator on `device`, on inputs without content (Meta) or of some values.
 absl::StatusOr<std::vector<OutputMeta>> runOn(c10::Device device, const c10::OperatorHandle& op,
                                               const std::vector<Value>& arguments,
-                                              absl::Span<const TensorMeta* const> inputs) {
+                                              absl::Span<const TensorMeta* const> inputs, Fill fill = Fill::kZeros) {
   absl::StatusOr<PreparedCall> call = PreparedCall::create(op, arguments, device);
   if (!call.ok()) return call.status();
   std::vector<at::Tensor> tensors;
   std::vector<at::Tensor> outputs;
   try {
-    for (const TensorMeta* input : inputs) tensors.push_back(emptyOn(device, *input).zero_());
+    for (const TensorMeta* input : inputs) {
+      at::Tensor& tensor = tensors.emplace_back(emptyOn(device, *input).zero_());
+      if (fill == Fill::kOnesAndTwos) tensor.copy_(at::arange(tensor.numel()).remainder(2).add(1).view(tensor.sizes()));
+    }
   } catch (const std::exception& error) {
     return fromException(error);
   }
   if (absl::Status status = call->run(tensors, &outputs); !status.ok()) return status;
   return metasOf(outputs, tensors);
+}
+
+// Whether an input but the first is a mask.
+bool hasMask(absl::Span<const TensorMeta* const> inputs) {
+  return std::any_of(inputs.begin() + (inputs.empty() ? 0 : 1), inputs.end(), [](const TensorMeta* input) {
+    return input->dtype == DType::kBool || input->dtype == DType::kUInt8;
+  });
 }
 
 std::int64_t bytesOf(absl::Span<const TensorMeta* const> inputs) {
@@ -157,11 +174,11 @@ absl::StatusOr<OutputMetas> inferMeta(const c10::OperatorHandle& op, const std::
     if (!metas.ok()) return metas.status();
     return OutputMetas(*std::move(metas));
   };
-  if (op.hasTag(at::Tag::dynamic_output_shape)) return OutputMetas();
   const std::string name = nameOf(op.operator_name());
   const auto isIn = [&](absl::Span<const absl::string_view> names) {
     return std::find(names.begin(), names.end(), name) != names.end();
   };
+  if (op.hasTag(at::Tag::dynamic_output_shape) && !(isIn(kDynamicByMask) && !hasMask(inputs))) return OutputMetas();
   const bool wrong =
       isIn(kWrongMetaKernel) || (!inputs.empty() && inputs[0]->numel() == 0 && isIn(kWrongForNothing));
   absl::StatusOr<std::vector<OutputMeta>> metas = wrong ? absl::UnimplementedError("its Meta kernel is wrong")
@@ -179,7 +196,11 @@ absl::StatusOr<OutputMetas> inferMeta(const c10::OperatorHandle& op, const std::
   if (bytesOf(inputs) <= kProbedBytes) {
     metas = runOn(c10::Device(c10::kCPU), op, arguments, inputs);
     // What it does not like about zeros it may like about the real values.
-    if (metas.ok()) return known(std::move(metas));
+    if (metas.ok()) {
+      const auto others = runOn(c10::Device(c10::kCPU), op, arguments, inputs, Fill::kOnesAndTwos);
+      if (others.ok() && *others != *metas) return OutputMetas();  // it goes by values
+      return known(std::move(metas));
+    }
   }
   const auto* row =
       std::find_if(kWithoutMetaKernel.begin(), kWithoutMetaKernel.end(), [&](const Row& r) { return r.op == name; });

@@ -22,6 +22,40 @@ namespace {
 constexpr std::array<absl::string_view, 4> kFusedOptimizers = {"aten::_fused_adam_", "aten::_fused_adamw_",
                                                                "aten::_fused_sgd_", "aten::_fused_adagrad_"};
 
+// Overloads of operators with a rule that run on whole tensors all the same, and why.
+struct WholeOnly {
+  absl::string_view op;
+  const char* why;
+};
+constexpr const char* kNewTensors = "over split dimensions it takes a program, which makes new tensors";
+constexpr const char* kAllElements = "it looks at all elements together";
+constexpr const char* kNumbers = "all but what it looks up are numbers";
+constexpr std::array kWholeOnly = std::to_array<WholeOnly>({
+    {"aten::_foreach_norm.Scalar", "over split dimensions it takes a program, one kernel runs the list"},
+    {"aten::_foreach_norm.Scalar_out", kNewTensors},
+    {"aten::_stack.out", "its out argument is turned into another shape"},
+    {"aten::bucketize.Scalar", kNumbers},
+    {"aten::bucketize.Scalar_out", kNumbers},
+    {"aten::conj", "it makes a view that is conjugated when it is read"},
+    {"aten::median", kAllElements},
+    {"aten::median.out", kAllElements},
+    {"aten::nanmedian", kAllElements},
+    {"aten::nanmedian.out", kAllElements},
+    {"aten::narrow.Tensor", "its start is a value"},
+    {"aten::new_empty.out", kNewTensors},
+    {"aten::new_full.out", kNewTensors},
+    {"aten::new_ones.out", kNewTensors},
+    {"aten::new_zeros.out", kNewTensors},
+    {"aten::nll_loss2d_forward.output", kNewTensors},
+    {"aten::nll_loss_forward.output", kNewTensors},
+    {"aten::norm.ScalarOpt_dtype_out", kNewTensors},
+    {"aten::norm.Scalar_out", kNewTensors},
+    {"aten::randint_like.Tensor", "what it draws depends on a tensor's value"},
+    {"aten::randint_like.Tensor_generator", "what it draws depends on a tensor's value"},
+    {"aten::searchsorted.Scalar", kNumbers},
+    {"aten::searchsorted.Scalar_out", kNumbers},
+});
+
 using Table = absl::flat_hash_map<absl::string_view, const Rule*>;
 
 Table makeTable() {
@@ -190,6 +224,9 @@ absl::StatusOr<std::vector<int>> RuleCall::dimensions(absl::string_view name, st
 
 absl::StatusOr<FoundRule> findRule(const c10::OperatorHandle& op) {
   const std::string name = nameOf(op.operator_name());
+  const auto* whole =
+      std::find_if(kWholeOnly.begin(), kWholeOnly.end(), [&](const WholeOnly& each) { return each.op == name; });
+  if (whole != kWholeOnly.end()) return absl::UnimplementedError(whole->why);
   const std::string& base = op.operator_name().name;
   const bool random = op.hasTag(at::Tag::nondeterministic_seeded);
   std::optional<FoundRule> own = ofBase(name, base, op.hasTag(at::Tag::pointwise) && !random);

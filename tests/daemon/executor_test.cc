@@ -62,10 +62,10 @@ TEST_CASE("WIRE-2: operators have one order over all groups, and frames are numb
   const GroupId both = workers.group({0, 1});
   const GroupId one = workers.group({1});
   std::vector<OperatorNumber> numbers(4);
-  workers.executor->appendOperator(both, &numbers[0])->set_plan(7);
-  workers.executor->appendOperator(one, &numbers[1])->set_plan(8);
-  workers.executor->appendOperator(both, &numbers[2])->set_plan(9);
-  workers.executor->appendOperator(both, &numbers[3])->set_plan(10);
+  workers.executor->appendOperator(both, 7, &numbers[0]);
+  workers.executor->appendOperator(one, 8, &numbers[1]);
+  workers.executor->appendOperator(both, 9, &numbers[2]);
+  workers.executor->appendOperator(both, 10, &numbers[3]);
   workers.executor->flush();
   CHECK(numbers == std::vector<OperatorNumber>{1, 2, 3, 4});
   const auto first = workers.next(1);
@@ -91,7 +91,7 @@ TEST_CASE("credit bounds what is in flight, and comes back when every rank is do
   OperatorNumber number = 0;
   for (int i = 0; i < 3; ++i) {
     CHECK(workers.executor->usable(group));
-    workers.executor->appendOperator(group, &number);
+    workers.executor->appendOperator(group, 7, &number);
   }
   CHECK_FALSE(workers.executor->usable(group));
   workers.executor->flush();
@@ -130,7 +130,7 @@ TEST_CASE("a frame that a rank does not have, or has reported, is a fault of tha
   FakeWorkers workers(2);
   const GroupId group = workers.group({0, 1});
   OperatorNumber number = 0;
-  workers.executor->appendOperator(group, &number);
+  workers.executor->appendOperator(group, 7, &number);
   workers.executor->flush();
   workers.frameDone(0, group, 2);
   workers.untilEvent("fault DATA_LOSS 0");
@@ -181,7 +181,7 @@ TEST_CASE("a lost rank fails its groups, with the reason, and no others") {
   const std::weak_ptr<int> kept = memory;
   workers.executor->appendCommand(lost, 1, std::move(memory));
   workers.executor->appendFence(lost, 5);
-  workers.executor->appendOperator(other, &number);
+  workers.executor->appendOperator(other, 7, &number);
   workers.executor->failRank(1, absl::UnavailableError("killed"));
   CHECK(workers.executor->error(lost) == absl::UnavailableError("killed"));
   CHECK(workers.executor->error(other).ok());
@@ -189,8 +189,8 @@ TEST_CASE("a lost rank fails its groups, with the reason, and no others") {
   CHECK(workers.executor->error(*workers.executor->groupOf({1, 2})) == absl::UnavailableError("killed"));
   // What is appended to a broken group is not published.
   while (!workers.next(0).first.empty()) continue;
-  workers.executor->appendOperator(lost, &number);
-  workers.executor->appendOperator(other, &number);
+  workers.executor->appendOperator(lost, 7, &number);
+  workers.executor->appendOperator(other, 7, &number);
   workers.executor->flush();
   const auto heard = workers.next(0);
   CHECK(heard.first == groupTopic(other));

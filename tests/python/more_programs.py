@@ -78,6 +78,7 @@ def foreach_with_tensors(shape, dtype):
         if hasattr(getattr(aten, name), "ScalarList") and not (dtype == torch.int64 and name == "_foreach_lerp"):
             getattr(aten, name).ScalarList(*lists, [2, 1, 3])
     aten._foreach_pow.ScalarAndTensor(2, make())
+    aten._foreach_max.default([draw(each, dtype) for each in ((6, 4), (5, 8), (9, 6))])
     aten._foreach_copy_.default(make(), make())
     aten._foreach_copy.default(make(), make())
     aten._foreach_zero_.default(make())
@@ -237,6 +238,7 @@ def put_and_taken(shape, dtype):
     aten._unsafe_index.Tensor(x, [rows])
     aten._unsafe_index.Tensor(x, [None, rows])
     aten._stack.default([x, x + 1], 1)
+    aten.mode.default(x, 0)
     for rank in "1d", "2d", "3d":
         getattr(aten, f"atleast_{rank}").Sequence([x, x + 1])
     aten.moveaxis.intlist(x, [0, 1], [1, 0])
@@ -246,6 +248,16 @@ def put_and_taken(shape, dtype):
         aten.scatter.value_reduce(x, 0, index, 2.0, reduce="add")
         aten.scatter.value_reduce(x, 0, index, 2.0, reduce="multiply")
         aten.scatter_.value_reduce(x.clone(), 0, index, 2.0, reduce="add")
+    aten.one_hot.default(torch.randint(0, 7, shape), 7)
+    aten.to.other(x, x.to(torch.float32))
+    aten.index.Tensor(x, [rows])
+    aten.index.Tensor(x, [rows, torch.tensor([0, 1, 1, 0])])
+    aten.index.Tensor(x, [None, torch.tensor([[0, 1], [1, 0], [1, 1]])])
+    if dtype != torch.int64:
+        aten.nanmean.default(x, [0])
+    for name in "new_zeros", "new_ones", "new_empty":
+        getattr(aten, name).default(x, [3, 5])
+    aten.new_full.default(x, [3, 5], 2)
     edges = torch.tensor([-1, 0, 1]).to(dtype)
     for options in {}, {"right": True}, {"out_int32": True}:
         aten.bucketize.Tensor(x, edges, **options)
@@ -357,6 +369,10 @@ def random_numbers(shape, dtype):
     aten.rand_like.default(x)
     aten.randint_like.default(x, 9)
     aten.randint_like.low_dtype(x, 2, 9)
+    aten.rand_like.generator(x, generator=None)
+    aten.randn_like.generator(x, generator=None)
+    aten.randint_like.generator(x, 9, generator=None)
+    aten.randint_like.low_generator_dtype(x, 2, 9, generator=None)
 
 
 @over(FLOATS + [torch.int64, torch.complex64], [(5, 4), (6,), (3, 2, 7), (4, 0), (9,)])

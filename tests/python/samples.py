@@ -113,9 +113,9 @@ class Call:
         """Whether equal calls give equal bits."""
         return self.name.split(".")[0] not in NOT_TO_THE_BIT
 
-    @property
-    def values_are_undefined(self):
-        return UNINITIALISED.match(self.name) is not None
+    def leaves_undefined(self, value):
+        """Whether PyTorch leaves memory of a value of the outcome as it was; _ctc_loss: behind the ends of the targets."""
+        return UNINITIALISED.match(self.name) is not None or "::_ctc_loss" in self.name and value.dim() == 3
 
     @functools.cached_property
     def written(self):

@@ -1,18 +1,38 @@
 #include <array>
+#include <vector>
 
 #include "daemon/placement/notation.h"
+#include "daemon/placement/program.h"
 #include "daemon/placement/rule.h"
+#include "dispatch/prepared_call.h"
 
 namespace dtorch {
 namespace {
 
-// Made like a tensor, of sizes that are given: whatever its placement, the result is whole on every rank where the
-// tensor's dimensions are not those of the result. Factories without tensors are placed by the planner.
+// Of a tensor's dtype, of sizes that are given: wherever it lies, the result is whole on every rank.
+absl::StatusOr<Factors> newFactors(const RuleCall& call, absl::string_view) {
+  Factors factors;
+  const std::vector<int> of = factors.addAll(call.inputs[0]->shape.size());
+  factors.inputs = {of};
+  factors.outputs = {std::vector<int>(call.outputs[0]->shape.size(), Factors::kWhole)};
+  factors.combined.push_back(
+      {of,
+       [factors](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
+         ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), factors.inputs);
+         const std::uint32_t made = builder.run(nameOf(planned.schema.operator_name()), planned.arguments,
+                                                {*planned.outputs[0], factors.outputs[0], {}});
+         return builder.finish({made});
+       },
+       {}});
+  return factors;
+}
+
+// Factories without tensors are placed by the planner.
 constexpr std::array kRules = std::to_array<Rule>({
-    {"aten::new_zeros", notationFactors, "* -> *"},
-    {"aten::new_ones", notationFactors, "* -> *"},
-    {"aten::new_full", notationFactors, "* -> *"},
-    {"aten::new_empty", notationFactors, "* -> *"},
+    {"aten::new_zeros", newFactors, ""},
+    {"aten::new_ones", newFactors, ""},
+    {"aten::new_full", newFactors, ""},
+    {"aten::new_empty", newFactors, ""},
     {"aten::one_hot", notationFactors, "... -> ... [k]"},
     {"aten::bucketize", notationFactors, "..., * -> ..."},
     {"aten::isin.Tensor_Tensor", notationFactors, "..., * -> ..."},
