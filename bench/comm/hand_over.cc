@@ -28,6 +28,7 @@ namespace {
 
 constexpr std::int64_t kFloats = 16 << 20;
 constexpr int kRounds = 21;
+constexpr int kTensors = 4;
 
 /// Ends this process when the other one has not come so far within a minute: it has failed.
 template <typename Condition>
@@ -93,7 +94,7 @@ void source(Shared& shared, const std::string& folder) {
   shared.meet(1);
   check((*store)->setPeers({shared.peers.begin(), shared.peers.end()}));
   std::vector<at::Tensor> tensors;
-  for (int i = 0; i < 4; ++i) tensors.push_back(at::ones({kFloats}));
+  for (int i = 0; i < kTensors; ++i) tensors.push_back(at::ones({kFloats}));
   shared.meet(2);
   for (int i = 0; i < kRounds; ++i) {
     ::usleep(20000);  // the reader waits
@@ -128,17 +129,19 @@ void reader(Shared& shared, const std::string& folder) {
   check((*store)->setPeers({shared.peers.begin(), shared.peers.end()}));
   auto client = ValueClient::connect(folder + "/values");
   check(client.status());
-  const at::Tensor own = at::ones({kFloats});
+  std::vector<at::Tensor> own;  // as many as are handed over in turn: caches hold as little of either
+  for (int i = 0; i < kTensors; ++i) own.push_back(at::ones({kFloats}));
   at::Tensor target = at::ones({kFloats});
   Times ownRead;
   Times copy;
   for (int i = 0; i < kRounds; ++i) {
     ::usleep(20000);  // caches and clocks are as when a hand-over was waited for
+    const at::Tensor& tensor = own[static_cast<std::size_t>(i % kTensors)];
     std::int64_t start = now();
-    read(own);
+    read(tensor);
     ownRead.add(now() - start);
     start = now();
-    std::memcpy(target.mutable_data_ptr(), own.const_data_ptr(), own.nbytes());
+    std::memcpy(target.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
     copy.add(now() - start);
   }
   ownRead.print("one read of own memory");
@@ -154,7 +157,7 @@ void reader(Shared& shared, const std::string& folder) {
     check(view.status());
     read(*view);
     const std::int64_t start = shared.started[static_cast<std::size_t>(i)];
-    const bool isFirst = i < 4;
+    const bool isFirst = i < kTensors;
     (isFirst ? first : again).add(got - start);
     if (!isFirst) withRead.add(now() - start);
     check((*store)->destFinishGet(0, key));

@@ -57,6 +57,8 @@ class Arena {
   std::atomic<std::uint32_t>& posted(int index) const { return progress(index).posted; }
   /// Ranks asleep until posted(index) changes.
   std::atomic<std::uint32_t>& sleepers(int index) const { return progress(index).sleepers; }
+  /// The processor on which rank `index` took its last step.
+  std::atomic<std::int32_t>& processor(int index) const { return progress(index).processor; }
 
   /// Two of each, used in turn: a rank writes one again only when all others have read it (see Lockstep).
   CallSlot& slot(int index, std::uint64_t sequence) const;
@@ -88,6 +90,7 @@ class Arena {
   struct alignas(128) Progress {
     std::atomic<std::uint32_t> posted;
     std::atomic<std::uint32_t> sleepers;
+    std::atomic<std::int32_t> processor;
     Rank rank;
     Reason reason;
   };

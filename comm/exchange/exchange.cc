@@ -36,7 +36,7 @@ Exchange::Exchange(Arena arena, int self, std::vector<ProcessWatch> watches, std
       lockstep_(arena, self, std::move(watches)),
       memory_(std::move(memory)) {}
 
-absl::Status Exchange::open(const Call& call, const std::vector<ConstRows>& parts, const std::vector<Rows>* incoming,
+absl::Status Exchange::open(const Call& call, absl::Span<const ConstRows> parts, const std::vector<Rows>* incoming,
                             const std::byte* output) {
   DTORCH_RETURN_IF_ERROR(lockstep_.broken());
   CallSlot& slot = arena_.slot(self_, ++sequence_);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "comm/exchange/group_backend.h"
 #include "comm/exchange/lockstep.h"
 #include "comm/exchange/rows.h"
@@ -57,7 +58,7 @@ class Exchange {
 
  private:
   /// Starts a call: fills this rank's slot, posts it, waits for all slots and compares them.
-  absl::Status open(const Call& call, const std::vector<ConstRows>& parts, const std::vector<Rows>* incoming,
+  absl::Status open(const Call& call, absl::Span<const ConstRows> parts, const std::vector<Rows>* incoming,
                     const std::byte* output = nullptr);
   absl::Status post(const Call& call);
   absl::Status compare(const Call& call);

@@ -1,5 +1,7 @@
 #include "comm/exchange/lockstep.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -29,6 +31,7 @@ Lockstep::Lockstep(Arena arena, int self, std::vector<ProcessWatch> watches)
     : arena_(arena), self_(self), spins_(spinsFor(arena.size())), watches_(std::move(watches)) {}
 
 void Lockstep::step() {
+  arena_.processor(self_).store(::sched_getcpu(), std::memory_order_relaxed);
   // seq_cst on both sides of both words: either the sleeper sees the new count or this sees the sleeper.
   arena_.posted(self_).store(++steps_, std::memory_order_seq_cst);
   if (arena_.sleepers(self_).load(std::memory_order_seq_cst) != 0) futexWakeAll(arena_.posted(self_));
@@ -42,7 +45,9 @@ bool Lockstep::reached(int peer) const {
 absl::Status Lockstep::awaitAll(Deadline deadline, const Call& call) {
   for (int peer = 0; peer < arena_.size(); ++peer) {
     bool arrived = reached(peer);
-    for (int spin = 0; !arrived && spin < spins_; ++spin) {
+    // Whoever spins where its peer was last keeps it from running.
+    const bool apart = arrived || arena_.processor(peer).load(std::memory_order_relaxed) != ::sched_getcpu();
+    for (int spin = 0; apart && !arrived && spin < spins_; ++spin) {
       __builtin_ia32_pause();
       arrived = reached(peer);
     }

@@ -65,12 +65,14 @@ absl::Status TensorStore::srcSet(const std::string& key, const at::Tensor& tenso
   if (!dtype.ok()) return dtype.status();
   const std::lock_guard lock(mutex_);
   if (sources_.contains(key)) return absl::AlreadyExistsError(absl::StrCat("key ", key, " is set"));
-  const auto full = absl::ResourceExhaustedError(absl::StrCat(TensorBoard::kEntries, " keys are set"));
-  if (sources_.size() >= TensorBoard::kEntries) return full;
+  const auto full = [] { return absl::ResourceExhaustedError(absl::StrCat(TensorBoard::kEntries, " keys are set")); };
+  if (sources_.size() >= TensorBoard::kEntries) return full();
   TensorBoard::Description what;
   Source source;
   try {
-    source.tensor = tensor.detach().resolve_conj().resolve_neg();
+    // A hand-over that was waited for finds the caches cold: what need not be called costs several times what it seems.
+    const bool asItIs = !tensor.is_conj() && !tensor.is_neg();
+    source.tensor = asItIs ? tensor : tensor.detach().resolve_conj().resolve_neg();
     const bool remote =
         std::any_of(remotes_.begin(), remotes_.end(), [this](const auto& r) { return r.second->pid != self_.pid; });
     // Strides reach further than the elements when rows are apart: what is shared is all that they span.
@@ -85,7 +87,7 @@ absl::Status TensorStore::srcSet(const std::string& key, const at::Tensor& tenso
     what.empty = span == 0;
     what.data = memory_.describe(static_cast<const std::byte*>(source.tensor.const_data_ptr()), span);
     if (remote && !what.empty && !what.data.isShared()) {
-      source.tensor = source.tensor.contiguous();
+      source.tensor = source.tensor.detach().contiguous();
       auto copy = Segment::create("dtorch-tensor", source.tensor.nbytes());
       if (!copy.ok()) return copy.status();
       std::memcpy(copy->data(), source.tensor.const_data_ptr(), source.tensor.nbytes());
@@ -102,7 +104,7 @@ absl::Status TensorStore::srcSet(const std::string& key, const at::Tensor& tenso
   std::copy(source.tensor.sizes().begin(), source.tensor.sizes().end(), what.shape.begin());
   std::copy(source.tensor.strides().begin(), source.tensor.strides().end(), what.strides.begin());
   source.entry = board_.set(key, what, static_cast<std::uint32_t>(readers), ++generation_);
-  if (source.entry == nullptr) return full;
+  if (source.entry == nullptr) return full();
   sources_[key] = std::move(source);
   for (const auto& [rank, remote] : remotes_) remote->board.ring();
   return absl::OkStatus();
@@ -151,10 +153,13 @@ absl::StatusOr<at::Tensor> TensorStore::destGet(Rank source, const std::string& 
 absl::StatusOr<std::optional<at::Tensor>> TensorStore::destTryGet(Rank source, const std::string& key) {
   auto from = remote(source);
   if (!from.ok()) return from.status();
-  const absl::Status death = absenceOf(source, **from);  // looked at first: what it set before its death is still there
   auto found = lookUp(source, key, **from);
-  if (found.ok() && !*found && !death.ok()) return death;
-  return found;
+  if (!found.ok() || *found) return found;
+  const absl::Status death = absenceOf(source, **from);
+  if (death.ok()) return found;
+  // Looked up once more: what it set before its death is still there.
+  found = lookUp(source, key, **from);
+  return found.ok() && !*found ? death : found;
 }
 
 absl::StatusOr<std::optional<at::Tensor>> TensorStore::lookUp(Rank source, const std::string& key, Remote& from) {

@@ -7,10 +7,13 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <new>
 #include <numeric>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,6 +22,19 @@
 #include "comm/exchange/mailbox.h"
 #include "comm/exchange/tensor_board.h"
 #include "tests/catch.h"
+
+namespace {
+thread_local std::size_t allocations = 0;
+}  // namespace
+
+// Counts those of each thread; new[] and the rest come here as well.
+void* operator new(std::size_t bytes) {
+  ++allocations;
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }
 
 namespace dtorch {
 namespace {
@@ -103,6 +119,28 @@ TEST_CASE("threads reduce, spread and swap in turn") {
     };
     runGroup(ranks, inTurn, std::chrono::seconds(30), backend);
   }
+}
+
+TEST_CASE("small messages are exchanged without an allocation") {
+  runGroup(2, [](Exchange& exchange) {
+    const std::vector<int> mine = values(exchange.self(), 100);
+    std::vector<int> sum(100);
+    std::vector<std::vector<int>> all(2, std::vector<int>(100));
+    const std::vector<Rows> incoming = {contiguousRows(bytes(all[0]), 400), contiguousRows(bytes(all[1]), 400)};
+    const std::vector<ConstRows> outgoing(2, contiguousRows(bytes(mine), 400));
+    std::size_t before = 0;
+    bool right = true;
+    for (int i = 0; i < 50; ++i) {
+      if (i == 10) before = allocations;
+      right = right && exchange.barrier(callOf(CallKind::kBarrier)).ok();
+      right =
+          right && exchange.allReduce(callOf(CallKind::kAllReduce), bytes(mine), bytes(sum), 400, kAddInts, -1).ok();
+      right = right && exchange.spread(callOf(CallKind::kAllGather), outgoing[0], incoming).ok();
+      right = right && exchange.swap(callOf(CallKind::kAllToAll), outgoing, incoming).ok();
+      right = right && exchange.reduceScatter(callOf(CallKind::kReduceScatter), outgoing, bytes(sum), kAddInts).ok();
+    }
+    if (!right || allocations != before) std::abort();
+  });
 }
 
 TEST_CASE("ranks that were asleep are woken") {
@@ -221,6 +259,22 @@ TEST_CASE("notices are found by key, awaited, and make room with their epoch") {
   CHECK(absl::IsAborted(mailbox->await(Mailbox::keyOf(2, {17, 1}), {}, soon(), aborted).status()));
   for (int i = 0; i < 4096; ++i) REQUIRE(mailbox->publish(Mailbox::keyOf(2, {i}), {i, 1, 1, 1}).ok());
   CHECK(absl::IsResourceExhausted(mailbox->publish(Mailbox::keyOf(2, {5000}), {1, 1, 1, 1})));
+}
+
+TEST_CASE("groups of other ranks, or of the same in another order, have other keys") {
+  std::vector<std::vector<Rank>> groups = {{}};
+  std::set<std::uint64_t> digests;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    digests.insert(Mailbox::keyOf(1, groups[i]).digest);
+    for (Rank rank = 0; rank < 6 && groups[i].size() < 6; ++rank) {
+      if (std::count(groups[i].begin(), groups[i].end(), rank) != 0) continue;
+      groups.push_back(groups[i]);
+      groups.back().push_back(rank);
+    }
+  }
+  CHECK(groups.size() == 1957);
+  CHECK(digests.size() == groups.size());
+  CHECK_FALSE(Mailbox::keyOf(1, {0, 1}) == Mailbox::keyOf(2, {0, 1}));
 }
 
 TEST_CASE("a board orders what its owner and its readers do") {
