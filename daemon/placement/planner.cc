@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
@@ -58,8 +59,9 @@ std::vector<OutputMeta> ofMutated(const OperatorTemplate& op, absl::Span<const T
 
 // A view of a tensor that has been moved would be one of another tensor: what is written through it would be lost.
 absl::Status checkViews(const std::vector<int>& aliases, const std::vector<Redistribution>& redistributions) {
+  const absl::flat_hash_set<int> viewed(aliases.begin(), aliases.end());
   for (const Redistribution& moved : redistributions) {
-    if (std::find(aliases.begin(), aliases.end(), static_cast<int>(moved.input)) == aliases.end()) continue;
+    if (!viewed.contains(static_cast<int>(moved.input))) continue;
     return absl::UnimplementedError(absl::StrCat("its result is a view of input ", moved.input, ", which lies as ",
                                                  toString(moved.from),
                                                  ": redistribute it first, or call the form that copies"));
