@@ -67,6 +67,8 @@ absl::StatusOr<std::unique_ptr<Controller>> Controller::start(zmq::context_t* co
   services.limits = options.limits;
   services.validate = options.validate;
   services.policy = options.policy;
+  services.libraryRules = options.libraryRules;
+  services.maxRules = options.maxRules;
   controller->metadata_ = std::make_unique<MetadataService>(
       options.operatorLibraries, [raw = controller.get()](std::uint64_t number, MetadataAnswer answer) {
         raw->post(Answered{number, std::move(answer)});

@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "daemon/executor/executor.h"
 #include "daemon/placement/metadata_service.h"
+#include "daemon/placement/rule_book.h"
 #include "daemon/session/client_session.h"
 #include "daemon/session/session_channel.h"
 #include "daemon/supervisor/supervisor.h"
@@ -25,6 +26,8 @@ struct ControllerOptions {
   ExecutorOptions executor;
   SessionLimits limits;
   OperatorPolicy policy;
+  RuleBook libraryRules;
+  std::size_t maxRules = 0;                    // that a session may declare
   std::vector<std::string> operatorLibraries;  // paths: the metadata process loads them, too
   bool validate = false;                       // the kernels of all sessions
 };

@@ -110,15 +110,14 @@ const ConfigTable<DaemonConfig>& daemonConfigTable() {
           {"executor.max_time_in_flight",
            &C::executorMaxTimeInFlight,
            {milliseconds(1), hours(1)},
-           "how long operators that were sent to workers may take, by what they took before: as long a session waits "
-           "for "
-           "others"},
+           "how long operators that were sent may take, by what they took before: as long a session waits for others"},
           {"session.max_message", &C::sessionMaxMessage, {{32 << 20}, {1LL << 30}}, "largest message of a client"},
           {"session.max_tensors", &C::sessionMaxTensors, {1, 1LL << 40}, "tensors that a session may hold"},
           {"session.max_bytes",
            &C::sessionMaxBytes,
            {{1 << 20}, {1LL << 50}},
            "tensor bytes that a session may hold, each tensor counted once"},
+          {"session.max_rules", &C::sessionMaxRules, {0, 1 << 16}, "placement rules that a session may declare"},
           {"session.validate",
            &C::sessionValidate,
            {},

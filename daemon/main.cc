@@ -103,7 +103,7 @@ class Daemon {
       absl::StatusOr<OperatorLibrary> library = loadOperatorLibrary(path);
       if (!library.ok()) return library.status();
       spdlog::info("operator library {}: {}", path, absl::StrJoin(library->operators, ", "));
-      if (absl::Status rules = addRules(library->placementRules); !rules.ok()) {
+      if (absl::Status rules = options.libraryRules.addLines(library->placementRules); !rules.ok()) {
         return absl::InvalidArgumentError(absl::StrCat("operator library ", path, ": ", rules.message()));
       }
       libraryOperators.insert(libraryOperators.end(), library->operators.begin(), library->operators.end());
@@ -112,6 +112,7 @@ class Daemon {
     options.operatorLibraries = config_.operatorsLibraries;
     options.limits.maxTensors = static_cast<std::size_t>(config_.sessionMaxTensors);
     options.limits.maxBytes = static_cast<std::uint64_t>(config_.sessionMaxBytes.bytes);
+    options.maxRules = static_cast<std::size_t>(config_.sessionMaxRules);
     options.validate = config_.sessionValidate;
 
     SupervisorOptions supervisorOptions;

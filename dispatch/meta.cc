@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 #include "dispatch/dtype.h"
@@ -54,12 +55,24 @@ constexpr std::array<absl::string_view, 3> kNoMetaKernel = {"DispatchStub: unsup
 // Inputs of more bytes are not made only to see what comes out.
 constexpr std::int64_t kProbedBytes = 16 << 20;
 
-int aliasOf(const at::Tensor& output, const std::vector<at::Tensor>& inputs) {
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (output.is_alias_of(inputs[i])) return static_cast<int>(i);
+// Which of some tensors another one shares its memory with. Lists have thousands of both.
+class Memories {
+ public:
+  explicit Memories(const std::vector<at::Tensor>& tensors) {
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      if (tensors[i].has_storage()) of_.emplace(tensors[i].storage().unsafeGetStorageImpl(), static_cast<int>(i));
+    }
   }
-  return -1;
-}
+  /// The first one; -1: none.
+  int of(const at::Tensor& tensor) const {
+    if (!tensor.has_storage()) return -1;
+    const auto it = of_.find(tensor.storage().unsafeGetStorageImpl());
+    return it == of_.end() ? -1 : it->second;
+  }
+
+ private:
+  absl::flat_hash_map<const c10::StorageImpl*, int> of_;
+};
 
 at::Tensor emptyOn(c10::Device device, const TensorMeta& meta) {
   return at::empty_strided(meta.shape, meta.strides, c10::TensorOptions(device).dtype(toTorch(meta.dtype)));
@@ -93,13 +106,14 @@ absl::StatusOr<std::vector<OutputMeta>> inferPointwise(const c10::OperatorHandle
   }
   if (absl::Status status = call->run(empties, &outputs); !status.ok()) return status;
   std::vector<OutputMeta> metas;
+  const Memories memories(empties);
   for (const at::Tensor& output : outputs) {
     absl::StatusOr<DType> dtype = fromTorch(output.scalar_type());
     if (!dtype.ok()) return dtype.status();
     absl::StatusOr<TensorMeta> meta = makeMeta(*dtype, shape);
     if (!meta.ok()) return meta.status();
     meta->strides = strides;
-    metas.push_back({*std::move(meta), aliasOf(output, empties)});
+    metas.push_back({*std::move(meta), memories.of(output)});
   }
   return metas;
 }
@@ -108,10 +122,11 @@ absl::StatusOr<std::vector<OutputMeta>> metasOf(const std::vector<at::Tensor>& o
                                                 const std::vector<at::Tensor>& inputs) {
   std::vector<OutputMeta> metas;
   try {
+    const Memories memories(inputs);
     for (const at::Tensor& output : outputs) {
       absl::StatusOr<TensorMeta> meta = tensorMeta(output);
       if (!meta.ok()) return meta.status();
-      metas.push_back({*std::move(meta), aliasOf(output, inputs)});
+      metas.push_back({*std::move(meta), memories.of(output)});
     }
   } catch (const std::exception& error) {  // sizes or strides that are no numbers: LibTorch made them symbols
     return fromException(error);

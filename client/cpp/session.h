@@ -80,7 +80,7 @@ class Session {
                               const CallOptions& options = {}, Site site = std::source_location::current());
   /// The operators that have a placement rule: a v1.RuleList as JSON.
   Future<std::string> rules();
-  /// A placement rule of an operator of an operator library, as docs/rules.md says, for all sessions.
+  /// A placement rule of an operator of an operator library, as docs/rules.md says, for this session.
   Future<void> declareRule(absl::string_view name, absl::string_view rule);
   /// What calls with CallOptions::implicit have redistributed so far: a v1.RedistributionList as JSON.
   Future<std::string> redistributions();

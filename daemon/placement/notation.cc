@@ -222,6 +222,24 @@ absl::Status checkNotation(absl::string_view notation) {
   return absl::OkStatus();
 }
 
+absl::Status checkTerms(absl::string_view notation, const c10::FunctionSchema& schema) {
+  const std::optional<Parsed> parsed = parse(notation);
+  if (!parsed) return absl::InvalidArgumentError(absl::StrCat("not a placement rule: '", notation, "'"));
+  const auto tensors = static_cast<std::size_t>(
+      std::count_if(schema.arguments().begin(), schema.arguments().end(),
+                    [](const c10::Argument& argument) { return isTensor(argument) && !argument.is_out(); }));
+  const auto tooMany = [&](const char* what, std::size_t terms, std::size_t has) {
+    return absl::InvalidArgumentError(absl::StrCat("the rule has ", terms, " terms for ", what, ", ", schema.name(),
+                                                   " has ", has, ": '", notation, "'"));
+  };
+  if (parsed->inputs.size() > tensors) return tooMany("tensor arguments", parsed->inputs.size(), tensors);
+  const auto isList = [](const c10::Argument& result) { return result.type()->castRaw<c10::ListType>() != nullptr; };
+  const std::vector<c10::Argument>& results = schema.returns();
+  if (std::any_of(results.begin(), results.end(), isList)) return absl::OkStatus();
+  if (parsed->outputs.size() > results.size()) return tooMany("results", parsed->outputs.size(), results.size());
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Factors> notationFactors(const RuleCall& call, absl::string_view notation) {
   const std::optional<Parsed> parsed = parse(notation);
   if (!parsed) return absl::InternalError(absl::StrCat("not a placement rule: '", notation, "'"));

@@ -24,4 +24,7 @@ absl::StatusOr<Factors> notationFactors(const RuleCall& call, absl::string_view 
 /// OK, or INVALID_ARGUMENT: `notation` is not understood.
 absl::Status checkNotation(absl::string_view notation);
 
+/// OK, or INVALID_ARGUMENT: a notation that is understood has more terms than an operator of this schema has tensors.
+absl::Status checkTerms(absl::string_view notation, const c10::FunctionSchema& schema);
+
 }  // namespace dtorch

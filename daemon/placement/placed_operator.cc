@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "core/conversion.h"
 #include "core/shard.h"
 #include "daemon/placement/operator_cost.h"
@@ -17,8 +16,15 @@
 namespace dtorch {
 namespace {
 
-// More ways than these are not compared: a program of three mesh dimensions has some hundreds.
+// More ways than these are not compared: a program of three mesh dimensions has some hundreds. The first is all
+// Replicate.
 constexpr std::size_t kMaxCandidates = 4096;
+// Nor those for which more tensors would have to be looked at, over all ways: a list has thousands.
+constexpr std::size_t kMaxLooks = 1u << 18;
+constexpr std::size_t kMinCandidates = 64;
+
+// Of accepted placements, in an error: status texts of more than some 8 KiB do not arrive.
+constexpr std::size_t kAcceptedBytes = 2048;
 
 // Whether what is moved keeps its dtype: each rank would round or widen its own summand.
 bool keepsDType(const RuleCall& call, const std::vector<int>& inputs) {
@@ -42,16 +48,25 @@ bool isLinearIn(const RuleCall& call, const std::vector<int>& inputs) {
   return true;
 }
 
-int listLength(const OperatorTemplate& op) {
-  for (const Value& value : op.arguments) {
-    const std::optional<TensorListArg> list = tensorListOf(value);
+// For each argument of an operator: the list of tensors that it is. Made once, not for each place of a long list.
+using Lists = std::vector<std::optional<TensorListArg>>;
+
+Lists listsOf(const OperatorTemplate& op) {
+  Lists lists;
+  for (const Value& value : op.arguments) lists.push_back(tensorListOf(value));
+  return lists;
+}
+
+int listLength(const Lists& lists) {
+  for (const std::optional<TensorListArg>& list : lists) {
     if (list && !list->indices.empty()) return static_cast<int>(list->indices.size());
   }
   return 0;
 }
 
 // The tensors of a call as a rule sees them: see RuleElement. `place`: of the lists; -1: not an operator on lists.
-absl::StatusOr<RuleElement> elementOf(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs,
+absl::StatusOr<RuleElement> elementOf(const OperatorTemplate& op, const Lists& lists,
+                                      absl::Span<const TensorLayout* const> inputs,
                                       const std::vector<TensorMeta>& outputs, int place) {
   const c10::FunctionSchema& schema = op.op.schema();
   RuleElement element{RuleCall{schema, {}, {}, {}}, {}, {}, {}, {}};
@@ -65,14 +80,13 @@ absl::StatusOr<RuleElement> elementOf(const OperatorTemplate& op, absl::Span<con
     element.call.inputs.push_back(&inputs[input]->meta);
     return TensorArg{static_cast<std::uint32_t>(element.inputs.size() - 1)};
   };
+  const std::vector<std::optional<std::uint32_t>> none;
   for (std::size_t a = 0; a < op.arguments.size(); ++a) {
     const c10::Argument& parameter = schema.arguments()[a];
     const Value& value = op.arguments[a];
     const bool writes = isWritten(schema, a);
-    const std::optional<TensorListArg> tensors = tensorListOf(value);
-    const bool isList = tensors.has_value();
-    const std::vector<std::optional<std::uint32_t>> list =
-        isList ? tensors->indices : std::vector<std::optional<std::uint32_t>>();
+    const bool isList = lists[a].has_value();
+    const auto& list = isList ? lists[a]->indices : none;
     if (isList && place >= 0) {
       if (static_cast<std::size_t>(place) >= list.size() || !list[static_cast<std::size_t>(place)]) {
         element.call.arguments.emplace_back();
@@ -129,7 +143,7 @@ absl::StatusOr<RuleElement> elementOf(const OperatorTemplate& op, absl::Span<con
     return element;
   }
   // Lists of results come one after the other; what is written and not returned is a result, too.
-  const auto places = static_cast<std::size_t>(listLength(op));
+  const auto places = static_cast<std::size_t>(listLength(lists));
   for (std::size_t o = static_cast<std::size_t>(place); outputs.size() % places == 0 && o < outputs.size();
        o += places) {
     addOutput(&outputs[o], static_cast<std::uint32_t>(o));
@@ -209,6 +223,20 @@ absl::Status checkBounds(const Factors& factors, const RuleCall& call) {
   return fits ? absl::OkStatus() : absl::UnimplementedError("its placement rule is not for such a call");
 }
 
+// Rows as an error shows them: of a call on a list of thousands one alone would be a book.
+std::string textOf(const std::vector<Signature>& rows) {
+  std::string text;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    absl::StrAppend(&text, r == 0 ? "" : " | ", rows[r].toString());
+    if (text.size() <= kAcceptedBytes) continue;
+    text.resize(kAcceptedBytes);
+    absl::StrAppend(&text, "...");
+    if (r + 1 < rows.size()) absl::StrAppend(&text, " and ", rows.size() - r - 1, " more");
+    break;
+  }
+  return text;
+}
+
 // Calls `visit` with each coordinate of the mesh, until it says no.
 bool allCoordinates(const DeviceMesh& mesh, const std::function<bool(const std::vector<std::int64_t>&)>& visit) {
   std::vector<std::int64_t> coordinate(static_cast<std::size_t>(mesh.dims()), 0);
@@ -228,17 +256,20 @@ bool allCoordinates(const DeviceMesh& mesh, const std::function<bool(const std::
 
 absl::StatusOr<OperatorRule> OperatorRule::create(const OperatorTemplate& op,
                                                   absl::Span<const TensorLayout* const> inputs,
-                                                  const std::vector<TensorMeta>& outputs, const PlacedMesh* mesh) {
-  absl::StatusOr<FoundRule> rule = findRule(op.op);
+                                                  const std::vector<TensorMeta>& outputs, const PlacedMesh* mesh,
+                                                  const RuleBook& book) {
+  absl::StatusOr<FoundRule> rule = findRule(op.op, book);
   if (!rule.ok()) return rule.status();
   OperatorRule result;
   result.inputs_ = inputs;
   result.mesh_ = mesh;
-  const int places = rule->foreach ? listLength(op) : 1;
+  const Lists lists = listsOf(op);
+  const int places = rule->foreach ? listLength(lists) : 1;
   if (places == 0) return absl::UnimplementedError("its lists are empty");
-  result.written_ = op.written;
+  result.written_.resize(inputs.size());
+  for (const std::uint32_t input : op.written) result.written_[input] = true;
   for (int place = 0; place < places; ++place) {
-    absl::StatusOr<RuleElement> element = elementOf(op, inputs, outputs, rule->foreach ? place : -1);
+    absl::StatusOr<RuleElement> element = elementOf(op, lists, inputs, outputs, rule->foreach ? place : -1);
     if (!element.ok()) return element.status();
     absl::StatusOr<Factors> factors = rule->family(element->call, rule->detail);
     if (!factors.ok()) return factors.status();
@@ -349,10 +380,8 @@ absl::StatusOr<Candidate> OperatorRule::match() const {
       };
       const auto row = std::find_if(ruled.rows.begin(), ruled.rows.end(), fits);
       if (row == ruled.rows.end()) {
-        const std::string accepted = absl::StrJoin(
-            ruled.rows, " | ", [](std::string* out, const Signature& signature) { out->append(signature.toString()); });
         return absl::InvalidArgumentError(
-            absl::StrCat("are placed as no rule accepts on mesh dimension ", m, "; accepted: ", accepted));
+            absl::StrCat("are placed as no rule accepts on mesh dimension ", m, "; accepted: ", textOf(ruled.rows)));
       }
       rows.push_back(&*row);
     }
@@ -364,14 +393,37 @@ absl::StatusOr<Candidate> OperatorRule::match() const {
   return candidate;
 }
 
+const OperatorRule::Move& OperatorRule::moveOf(const TensorLayout& layout, const Placements& to) const {
+  const auto [it, isNew] = moves_.try_emplace({&layout, to});
+  if (!isNew) return it->second;
+  Move& move = it->second;
+  // Nobody gains by spreading a value into parts only to add them up again.
+  if (std::any_of(to.begin(), to.end(), [&](const Placement& placement) {
+        return placement.isPartial() &&
+               std::find(layout.placements.begin(), layout.placements.end(), placement) == layout.placements.end();
+      })) {
+    return move;
+  }
+  const auto steps = planConversion(layout.meta.shape, mesh_->mesh, layout.placements, to);
+  move.possible = steps.ok();
+  if (!steps.ok()) return move;
+  for (const ConversionStep& step : *steps) {
+    move.bytes += step.received * static_cast<double>(elementSize(layout.meta.dtype));
+    move.collectives += step.communicates() ? 1 : 0;
+  }
+  return move;
+}
+
 std::vector<Candidate> OperatorRule::candidates(std::size_t e) const {
   const RuledElement& ruled = elements_[e];
   const RuleElement& element = ruled.element;
   const auto meshDims = static_cast<std::size_t>(mesh_->mesh.dims());
   const OperatorCost whole = OperatorCost::of(element.call, ruled.factors);
+  const std::size_t looks = std::max<std::size_t>(elements_.size() * element.inputs.size(), 1);
+  const std::size_t compared = std::clamp(kMaxLooks / looks, kMinCandidates, kMaxCandidates);
   std::vector<Candidate> all;
   std::vector<std::size_t> chosen(meshDims, 0);
-  for (std::size_t tried = 0; tried < kMaxCandidates; ++tried) {
+  for (std::size_t tried = 0; tried < compared; ++tried) {
     std::vector<const Signature*> rows;
     double parts = 1;
     for (std::size_t m = 0; m < meshDims; ++m) {
@@ -394,24 +446,11 @@ std::vector<Candidate> OperatorRule::candidates(std::size_t e) const {
       const TensorLayout& layout = *inputs_[element.inputs[i]];
       const Placements to = inputPlacements(rows, i);
       if (to == layout.placements) continue;
-      if (std::find(written_.begin(), written_.end(), element.inputs[i]) != written_.end()) {
-        possible = false;
-        break;
-      }
-      const auto steps = planConversion(layout.meta.shape, mesh_->mesh, layout.placements, to);
-      // Nobody gains by spreading a value into parts only to add them up again.
-      possible = steps.ok() && std::none_of(to.begin(), to.end(), [&](const Placement& placement) {
-                   return placement.isPartial() && std::find(layout.placements.begin(), layout.placements.end(),
-                                                             placement) == layout.placements.end();
-                 });
+      const Move* move = written_[element.inputs[i]] ? nullptr : &moveOf(layout, to);
+      possible = move != nullptr && move->possible;
       if (!possible) break;
-      Redistribution redistribution{element.inputs[i], layout.placements, to, 0, 0};
-      for (const ConversionStep& step : *steps) {
-        redistribution.bytes += step.received * static_cast<double>(elementSize(layout.meta.dtype));
-        redistribution.collectives += step.communicates() ? 1 : 0;
-      }
-      candidate.cost += transferSeconds(redistribution.bytes, redistribution.collectives);
-      candidate.redistributions.push_back(std::move(redistribution));
+      candidate.redistributions.push_back({element.inputs[i], layout.placements, to, move->bytes, move->collectives});
+      candidate.cost += transferSeconds(move->bytes, move->collectives);
     }
     // What is written must be where the result comes: it is not moved.
     for (const auto& [output, input] : element.written) {
@@ -429,14 +468,39 @@ std::vector<Candidate> OperatorRule::candidates(std::size_t e) const {
   return all;
 }
 
+bool OperatorRule::isLike(const RuleElement& element, const RuleElement& other) const {
+  const auto isSameLayout = [&](std::uint32_t a, std::uint32_t b) {
+    return inputs_[a] == inputs_[b] && written_[a] == written_[b];
+  };
+  const auto isSameMeta = [](const TensorMeta* a, const TensorMeta* b) { return *a == *b; };
+  return std::equal(element.inputs.begin(), element.inputs.end(), other.inputs.begin(), other.inputs.end(),
+                    isSameLayout) &&
+         std::equal(element.call.outputs.begin(), element.call.outputs.end(), other.call.outputs.begin(),
+                    other.call.outputs.end(), isSameMeta) &&
+         element.call.arguments == other.call.arguments && element.written.size() == other.written.size();
+}
+
 absl::StatusOr<Candidate> OperatorRule::cheapest() const {
   Candidate total;
+  Candidate best;
+  std::size_t last = 0;  // whose best one it is: in a long list one element is mostly like the one before
   for (std::size_t e = 0; e < elements_.size(); ++e) {
-    std::vector<Candidate> all = candidates(e);
-    if (all.empty()) return absl::UnimplementedError("no redistribution of its inputs makes it possible");
-    total.rows.push_back(std::move(all[0].rows[0]));
-    total.cost += all[0].cost;
-    std::move(all[0].redistributions.begin(), all[0].redistributions.end(), std::back_inserter(total.redistributions));
+    const RuleElement& element = elements_[e].element;
+    if (e == 0 || !isLike(element, elements_[last].element)) {
+      std::vector<Candidate> all = candidates(e);
+      if (all.empty()) return absl::UnimplementedError("no redistribution of its inputs makes it possible");
+      best = std::move(all[0]);
+      last = e;
+    }
+    total.rows.push_back(best.rows[0]);
+    total.cost += best.cost;
+    for (Redistribution moved : best.redistributions) {
+      const std::vector<std::uint32_t>& inputs = elements_[last].element.inputs;
+      moved.input =
+          element
+              .inputs[static_cast<std::size_t>(std::find(inputs.begin(), inputs.end(), moved.input) - inputs.begin())];
+      total.redistributions.push_back(std::move(moved));
+    }
   }
   return total;
 }

@@ -1,8 +1,10 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
+#include "absl/container/node_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "daemon/graph/tensor_layout.h"
@@ -54,7 +56,8 @@ class OperatorRule {
  public:
   /// `outputs`: global metadata. UNIMPLEMENTED: no rule, or one that does not cover these arguments.
   static absl::StatusOr<OperatorRule> create(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs,
-                                             const std::vector<TensorMeta>& outputs, const PlacedMesh* mesh);
+                                             const std::vector<TensorMeta>& outputs, const PlacedMesh* mesh,
+                                             const RuleBook& book);
 
   const std::vector<RuledElement>& elements() const { return elements_; }
   /// The candidate that takes the inputs as they are. INVALID_ARGUMENT: none does; the message lists what is accepted.
@@ -73,10 +76,21 @@ class OperatorRule {
   /// OK, or why the tensors of `element` cannot be split as `rows` say on this mesh.
   absl::Status check(const RuledElement& element, const std::vector<const Signature*>& rows) const;
 
+  struct Move {
+    bool possible = false;
+    double bytes = 0;
+    int collectives = 0;
+  };
+  /// Whether what is best for the one is best for the other: rows, moves and costs are the same.
+  bool isLike(const RuleElement& element, const RuleElement& other) const;
+  /// What it takes to bring a tensor of this layout to placements `to`. Most tensors of a long list are alike.
+  const Move& moveOf(const TensorLayout& layout, const Placements& to) const;
+
   absl::Span<const TensorLayout* const> inputs_;
   const PlacedMesh* mesh_ = nullptr;
-  std::vector<std::uint32_t> written_;  // inputs, which are never moved
+  std::vector<bool> written_;  // which inputs are, and are never moved
   std::vector<RuledElement> elements_;
+  mutable absl::node_hash_map<std::pair<const TensorLayout*, Placements>, Move> moves_;
 };
 
 }  // namespace dtorch

@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
@@ -58,8 +59,9 @@ std::vector<OutputMeta> ofMutated(const OperatorTemplate& op, absl::Span<const T
 
 // A view of a tensor that has been moved would be one of another tensor: what is written through it would be lost.
 absl::Status checkViews(const std::vector<int>& aliases, const std::vector<Redistribution>& redistributions) {
+  const absl::flat_hash_set<int> viewed(aliases.begin(), aliases.end());
   for (const Redistribution& moved : redistributions) {
-    if (std::find(aliases.begin(), aliases.end(), static_cast<int>(moved.input)) == aliases.end()) continue;
+    if (!viewed.contains(static_cast<int>(moved.input))) continue;
     return absl::UnimplementedError(absl::StrCat("its result is a view of input ", moved.input, ", which lies as ",
                                                  toString(moved.from),
                                                  ": redistribute it first, or call the form that copies"));
@@ -102,31 +104,35 @@ absl::Status checkMeshes(const OperatorTemplate& op, absl::Span<const TensorLayo
 
 }  // namespace
 
-Planner::Key Planner::keyOf(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, bool implicit) {
+Planner::Key Planner::keyOf(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs,
+                            const RuleBook& rules, bool implicit) {
   Key key;
   key.push_back(&op);
-  if (implicit) key.push_back(nullptr);  // no input's layout
+  // Neither is an input's layout.
+  if (implicit) key.push_back(nullptr);
+  if (rules.isFor(op.name)) key.push_back(&rules);
   for (const TensorLayout* input : inputs) key.push_back(input);
   return key;
 }
 
 absl::StatusOr<PlannedOperator*> Planner::plan(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs,
-                                               bool implicit) {
-  const Key key = keyOf(op, inputs, implicit);
+                                               const RuleBook& rules, bool implicit) {
+  const Key key = keyOf(op, inputs, rules, implicit);
   if (const auto it = plans_.find(key); it != plans_.end()) {
     if (!it->second.error.ok()) return it->second.error;
     return it->second.plan.get();
   }
-  return planNew(key, op, inputs, implicit);
+  return planNew(key, op, inputs, rules, implicit);
 }
 
 absl::StatusOr<PlannedOperator*> Planner::planNew(const Key& key, const OperatorTemplate& op,
-                                                  absl::Span<const TensorLayout* const> inputs, bool implicit) {
+                                                  absl::Span<const TensorLayout* const> inputs, const RuleBook& rules,
+                                                  bool implicit) {
   absl::StatusOr<std::optional<MetadataAnswer>> metadata = metadataOf(key, op, inputs);
   if (!metadata.ok()) return metadata.status();
   if (!*metadata) return nullptr;
   Planned& planned = plans_[key];
-  absl::StatusOr<std::unique_ptr<PlannedOperator>> made = make(op, inputs, **std::move(metadata), implicit);
+  absl::StatusOr<std::unique_ptr<PlannedOperator>> made = make(op, inputs, **std::move(metadata), rules, implicit);
   planned.error = made.status();
   if (!made.ok()) return made.status();
   planned.plan = *std::move(made);
@@ -156,8 +162,9 @@ absl::StatusOr<std::optional<MetadataAnswer>> Planner::metadataOf(const Key& key
 }
 
 absl::StatusOr<std::optional<v1::Explanation>> Planner::explain(const OperatorTemplate& op,
-                                                                absl::Span<const TensorLayout* const> inputs) {
-  absl::StatusOr<std::optional<MetadataAnswer>> asked = metadataOf(keyOf(op, inputs, false), op, inputs);
+                                                                absl::Span<const TensorLayout* const> inputs,
+                                                                const RuleBook& rules) {
+  absl::StatusOr<std::optional<MetadataAnswer>> asked = metadataOf(keyOf(op, inputs, rules, false), op, inputs);
   if (!asked.ok()) return asked.status();
   if (!*asked) return std::optional<v1::Explanation>();
   MetadataAnswer metadata = **std::move(asked);
@@ -169,7 +176,7 @@ absl::StatusOr<std::optional<v1::Explanation>> Planner::explain(const OperatorTe
   }
   absl::StatusOr<std::vector<TensorMeta>> outputs = outputsOf(op, inputs, **metadata);
   if (!outputs.ok()) return outputs.status();
-  absl::StatusOr<OperatorRule> rule = OperatorRule::create(op, inputs, *outputs, meshOf(op, inputs));
+  absl::StatusOr<OperatorRule> rule = OperatorRule::create(op, inputs, *outputs, meshOf(op, inputs), rules);
   if (!rule.ok())
     return std::optional<v1::Explanation>(explainReplicated(inputs, op.outputs, meshOf(op, inputs), rule.status()));
   return std::optional<v1::Explanation>(dtorch::explain(*rule, inputs.size(), op.outputs));
@@ -182,12 +189,14 @@ void Planner::answered(std::uint64_t number, MetadataAnswer answer) {
   questions_.erase(it);
 }
 
-void Planner::ruleChanged(const std::string& operatorName) {
-  absl::erase_if(plans_, [&](const auto& entry) {
-    if (!entry.second.error.ok()) return true;
-    const std::string& name = entry.second.plan->wire.name();
-    return name.substr(0, name.find('.')) == operatorName;
-  });
+void Planner::rulesChanged(const RuleBook& rules) {
+  const auto isBy = [&](const Key& key) {
+    const auto layouts = key.begin() + std::min<std::ptrdiff_t>(3, std::ssize(key));  // at the earliest: see keyOf()
+    return std::find(key.begin(), layouts, &rules) != layouts;
+  };
+  absl::erase_if(plans_, [&](const auto& entry) { return isBy(entry.first); });
+  absl::erase_if(asked_, [&](const auto& entry) { return isBy(entry.first); });
+  absl::erase_if(questions_, [&](const auto& entry) { return isBy(entry.second); });
 }
 
 PlanId Planner::forget() {
@@ -242,7 +251,8 @@ absl::StatusOr<std::vector<TensorMeta>> Planner::outputsOf(const OperatorTemplat
 
 absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTemplate& op,
                                                                absl::Span<const TensorLayout* const> inputs,
-                                                               MetadataAnswer metadata, bool implicit) {
+                                                               MetadataAnswer metadata, const RuleBook& rules,
+                                                               bool implicit) {
   if (!metadata.ok()) return metadata.status();
   if (!*metadata && op.returned.size() == op.outputs) *metadata = ofMutated(op, inputs);
   if (!*metadata) return makeUnknown(op, inputs, implicit);
@@ -260,7 +270,7 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
     addOutputs(plan.get(), *outputs, everywhere, aliases);
     return plan;
   }
-  absl::StatusOr<OperatorRule> rule = OperatorRule::create(op, inputs, *outputs, mesh);
+  absl::StatusOr<OperatorRule> rule = OperatorRule::create(op, inputs, *outputs, mesh, rules);
   if (implicit) {
     // What runs as it lies is left there.
     absl::StatusOr<Candidate> candidate = rule.ok() ? rule->match() : rule.status();
@@ -496,13 +506,14 @@ void Planner::addOutputs(PlannedOperator* plan, const std::vector<TensorMeta>& o
   }
 }
 
-void Planner::learn(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, bool implicit,
-                    std::vector<OutputMeta> outputs) {
+void Planner::learn(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, const RuleBook& rules,
+                    bool implicit, std::vector<OutputMeta> outputs) {
   if (op.op.hasTag(at::Tag::dynamic_output_shape) || op.op.hasTag(at::Tag::data_dependent_output)) return;
-  absl::StatusOr<std::unique_ptr<PlannedOperator>> made = make(op, inputs, OutputMetas(std::move(outputs)), implicit);
+  absl::StatusOr<std::unique_ptr<PlannedOperator>> made =
+      make(op, inputs, OutputMetas(std::move(outputs)), rules, implicit);
   if (!made.ok()) return;
   bytes_ += (*made)->wire.ByteSizeLong();
-  plans_[keyOf(op, inputs, implicit)] = {absl::OkStatus(), *std::move(made)};
+  plans_[keyOf(op, inputs, rules, implicit)] = {absl::OkStatus(), *std::move(made)};
 }
 
 absl::StatusOr<PlannedOperator*> Planner::planRedistribute(const TensorLayout* input, const Placements& to) {

@@ -42,23 +42,24 @@ class Planner {
   /// `ask` is to bring the answer to answered(), at once or later.
   Planner(LayoutTable* layouts, std::function<void(MetadataQuestion)> ask) : layouts_(layouts), ask_(std::move(ask)) {}
 
-  /// `implicit`: inputs that are not placed as a rule wants are redistributed, as cheaply as can be; otherwise the call
-  /// is refused. Null: what it returns has been asked; call again when an answer has come.
+  /// `rules`: of the session that calls. `implicit`: inputs that are not placed as a rule wants are redistributed, as
+  /// cheaply as can be; otherwise the call is refused. Null: what it returns has been asked; call again when an answer
+  /// has come.
   absl::StatusOr<PlannedOperator*> plan(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs,
-                                        bool implicit);
+                                        const RuleBook& rules, bool implicit);
   /// How such a call would be placed. nullopt: as plan().
   absl::StatusOr<std::optional<v1::Explanation>> explain(const OperatorTemplate& op,
-                                                         absl::Span<const TensorLayout* const> inputs);
+                                                         absl::Span<const TensorLayout* const> inputs,
+                                                         const RuleBook& rules);
   /// The answer to a question; one that nobody waits for any more is dropped.
   void answered(std::uint64_t number, MetadataAnswer answer);
   /// What a run with unknown outputs has given: what the same call gives the next time, unless it depends on values.
-  void learn(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, bool implicit,
-             std::vector<OutputMeta> outputs);
+  void learn(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, const RuleBook& rules,
+             bool implicit, std::vector<OutputMeta> outputs);
   /// A conversion of one tensor. `to` is normalised.
   absl::StatusOr<PlannedOperator*> planRedistribute(const TensorLayout* input, const Placements& to);
-  /// There is a new rule for the operator (without overload): its calls are planned anew, as are those that were
-  /// refused.
-  void ruleChanged(const std::string& operatorName);
+  /// `rules` have changed, or are about to go: what was planned by them is planned anew.
+  void rulesChanged(const RuleBook& rules);
   std::size_t size() const { return plans_.size() + asked_.size() + conversions_.size(); }
   /// Of all plans, on the wire.
   std::size_t bytes() const { return bytes_; }
@@ -86,9 +87,11 @@ class Planner {
     std::unique_ptr<PlannedOperator> plan;  // null: `error` says why
   };
 
-  static Key keyOf(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, bool implicit);
+  static Key keyOf(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, const RuleBook& rules,
+                   bool implicit);
   absl::StatusOr<PlannedOperator*> planNew(const Key& key, const OperatorTemplate& op,
-                                           absl::Span<const TensorLayout* const> inputs, bool implicit);
+                                           absl::Span<const TensorLayout* const> inputs, const RuleBook& rules,
+                                           bool implicit);
   /// nullopt: it has been asked.
   absl::StatusOr<std::optional<MetadataAnswer>> metadataOf(const Key& key, const OperatorTemplate& op,
                                                            absl::Span<const TensorLayout* const> inputs);
@@ -97,7 +100,8 @@ class Planner {
                                                            const std::vector<OutputMeta>& metadata);
   absl::StatusOr<std::unique_ptr<PlannedOperator>> make(const OperatorTemplate& op,
                                                         absl::Span<const TensorLayout* const> inputs,
-                                                        MetadataAnswer metadata, bool implicit);
+                                                        MetadataAnswer metadata, const RuleBook& rules,
+                                                        bool implicit);
   absl::StatusOr<std::unique_ptr<PlannedOperator>> makeFactory(const OperatorTemplate& op,
                                                                const std::vector<TensorMeta>& outputs);
   absl::StatusOr<std::unique_ptr<PlannedOperator>> makeRuled(const OperatorTemplate& op,

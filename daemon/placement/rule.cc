@@ -2,15 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <numeric>
 #include <optional>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "daemon/placement/notation.h"
 #include "dispatch/prepared_call.h"
@@ -66,11 +63,6 @@ Table makeTable() {
   return table;
 }
 
-std::map<std::string, std::string>& addedRules() {
-  static std::map<std::string, std::string> rules;
-  return rules;
-}
-
 // "aten::add_" -> "aten::add"; empty when the name is not of an in-place form.
 std::string functionalName(absl::string_view base) {
   const bool inPlace = base.size() > 2 && base.back() == '_' && base[base.size() - 2] != '_';
@@ -83,15 +75,13 @@ std::string withoutOut(absl::string_view name) {
   return std::string(named && absl::EndsWith(name, "_out") ? name.substr(0, name.size() - 4) : name);
 }
 
-std::optional<FoundRule> inTables(const std::string& name, const std::string& base) {
+std::optional<FoundRule> inTables(const std::string& name, const std::string& base, const RuleBook& book) {
   static const Table table = makeTable();
   for (const std::string& key : {name, withoutOut(name), base}) {
     if (const auto it = table.find(key); it != table.end()) {
       return FoundRule{it->second->family, std::string(it->second->detail), false};
     }
-    if (const auto it = addedRules().find(key); it != addedRules().end()) {
-      return FoundRule{notationFactors, it->second, false};
-    }
+    if (const std::string* notation = book.find(key)) return FoundRule{notationFactors, *notation, false};
   }
   return std::nullopt;
 }
@@ -113,17 +103,17 @@ bool isPointwise(const std::string& base) {
   return false;
 }
 
-std::optional<FoundRule> ofBase(const std::string& name, const std::string& base, bool tagged) {
-  if (std::optional<FoundRule> found = inTables(name, base)) return found;
+std::optional<FoundRule> ofBase(const std::string& name, const std::string& base, bool tagged, const RuleBook& book) {
+  if (std::optional<FoundRule> found = inTables(name, base, book)) return found;
   const std::string functional = functionalName(base);
   if (!functional.empty()) {
     const std::string overload = name.substr(base.size());
-    if (std::optional<FoundRule> found = inTables(functional + overload, functional)) return found;
+    if (std::optional<FoundRule> found = inTables(functional + overload, functional, book)) return found;
   }
   // A view's form that copies.
   if (absl::string_view view = base; absl::ConsumeSuffix(&view, "_copy")) {
     const std::string original(view);
-    if (std::optional<FoundRule> found = inTables(original + name.substr(base.size()), original)) return found;
+    if (std::optional<FoundRule> found = inTables(original + name.substr(base.size()), original, book)) return found;
   }
   if (tagged && notPointwise(functional.empty() ? base : functional) == nullptr) {
     return FoundRule{pointwiseFactors, "", false};
@@ -222,14 +212,14 @@ absl::StatusOr<std::vector<int>> RuleCall::dimensions(absl::string_view name, st
   return result;
 }
 
-absl::StatusOr<FoundRule> findRule(const c10::OperatorHandle& op) {
+absl::StatusOr<FoundRule> findRule(const c10::OperatorHandle& op, const RuleBook& book) {
   const std::string name = nameOf(op.operator_name());
   const auto* whole =
       std::find_if(kWholeOnly.begin(), kWholeOnly.end(), [&](const WholeOnly& each) { return each.op == name; });
   if (whole != kWholeOnly.end()) return absl::UnimplementedError(whole->why);
   const std::string& base = op.operator_name().name;
   const bool random = op.hasTag(at::Tag::nondeterministic_seeded);
-  std::optional<FoundRule> own = ofBase(name, base, op.hasTag(at::Tag::pointwise) && !random);
+  std::optional<FoundRule> own = ofBase(name, base, op.hasTag(at::Tag::pointwise) && !random, book);
   if (own && random && !seesToRandom(own->family)) own.reset();
   if (own) return *std::move(own);
   if (random) {
@@ -240,7 +230,7 @@ absl::StatusOr<FoundRule> findRule(const c10::OperatorHandle& op) {
     const std::string element = absl::StrCat("aten::", base.substr(kForeach.size()));
     const std::string functional = functionalName(element);
     const bool tagged = isPointwise(functional.empty() ? element : functional);
-    if (std::optional<FoundRule> found = ofBase(element, element, tagged)) {
+    if (std::optional<FoundRule> found = ofBase(element, element, tagged, book)) {
       found->foreach = true;
       return *std::move(found);
     }
@@ -252,32 +242,16 @@ absl::StatusOr<FoundRule> findRule(const c10::OperatorHandle& op) {
   return absl::UnimplementedError(exception == nullptr ? "it has no placement rule" : exception);
 }
 
-std::vector<std::pair<std::string, bool>> ruledOperators() {
+std::vector<std::pair<std::string, bool>> ruledOperators(const RuleBook& book) {
   std::vector<std::pair<std::string, bool>> all;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (!op || op->hasTag(at::Tag::inplace_view)) continue;
-    const absl::StatusOr<FoundRule> rule = takesShards(*op) ? findRule(*op) : absl::UnimplementedError("");
+    const absl::StatusOr<FoundRule> rule = takesShards(*op) ? findRule(*op, book) : absl::UnimplementedError("");
     if (rule.ok()) all.emplace_back(nameOf(name), rule->family == pointwiseFactors);
   }
   std::sort(all.begin(), all.end());
   return all;
-}
-
-absl::Status addRules(absl::string_view lines) {
-  for (const absl::string_view line : absl::StrSplit(lines, '\n')) {
-    const absl::string_view text = absl::StripAsciiWhitespace(line);
-    if (text.empty() || absl::StartsWith(text, "#")) continue;
-    const std::size_t scope = text.find("::");
-    const std::size_t colon = scope == absl::string_view::npos ? scope : text.find(':', scope + 2);
-    if (colon == absl::string_view::npos) {
-      return absl::InvalidArgumentError(absl::StrCat("not 'namespace::operator: rule': '", text, "'"));
-    }
-    const absl::string_view notation = absl::StripAsciiWhitespace(text.substr(colon + 1));
-    if (absl::Status status = checkNotation(notation); !status.ok()) return status;
-    addedRules()[std::string(absl::StripAsciiWhitespace(text.substr(0, colon)))] = std::string(notation);
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace dtorch

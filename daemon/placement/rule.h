@@ -13,6 +13,7 @@
 #include "core/tensor_meta.h"
 #include "core/value.h"
 #include "daemon/placement/factors.h"
+#include "daemon/placement/rule_book.h"
 
 namespace dtorch {
 
@@ -85,14 +86,10 @@ struct FoundRule {
   bool foreach = false;
 };
 
-/// The rule of `op`. UNIMPLEMENTED: it has none, and why.
-absl::StatusOr<FoundRule> findRule(const c10::OperatorHandle& op);
+/// The rule of `op`: that of the tables, or of `book`. UNIMPLEMENTED: it has none, and why.
+absl::StatusOr<FoundRule> findRule(const c10::OperatorHandle& op, const RuleBook& book);
 
 /// All operators that have a rule and can be called: names with overloads, and whether they are pointwise.
-std::vector<std::pair<std::string, bool>> ruledOperators();
-
-/// Rules of operators that are not LibTorch's, a line each: "mylib::op: b m k, k n -> b m n; k:sum", with the terms of
-/// notation.h. INVALID_ARGUMENT quotes the line that is not understood. Thread: before any findRule().
-absl::Status addRules(absl::string_view lines);
+std::vector<std::pair<std::string, bool>> ruledOperators(const RuleBook& book);
 
 }  // namespace dtorch

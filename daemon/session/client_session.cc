@@ -24,6 +24,7 @@ constexpr std::uint64_t kMaxOpenValueBytes = 256u << 20;
 // How long one request may hold up other sessions, and status().
 constexpr std::chrono::milliseconds kTurn(20);
 constexpr int kCommandsBetweenClocks = 32;
+constexpr std::size_t kMaxRuleBytes = 4096;
 
 /// Tells a client that the memory of its put is its own again.
 class PutLease {
@@ -58,6 +59,7 @@ ClientSession::ClientSession(SessionId id, std::shared_ptr<SessionChannel> chann
       services_(services),
       opened_(std::chrono::steady_clock::now()),
       definitions_(services),
+      rules_(&services->libraryRules),
       tensors_(services->limits),
       failures_(&services->failed),
       nextOperand_((id << kSessionShift) + 1),
@@ -103,6 +105,7 @@ ClientSession::Progress ClientSession::workOn(const v1::CommandBatch& batch) {
       held_ = true;
       progress = Progress::kHeld;
     }
+    const std::size_t planned = services_->planner->size();
     try {
       if (progress == Progress::kDone && !run(batch.commands(cursor_))) {
         progress = cursor_ == begun ? Progress::kStuck : Progress::kWaiting;
@@ -111,6 +114,8 @@ ClientSession::Progress ClientSession::workOn(const v1::CommandBatch& batch) {
       protocolError(absl::InternalError(absl::StrCat("command ", cursor_, " of a batch: ", error.what())));
     }
     if (progress != Progress::kDone) break;
+    // What was not a call of something known may have taken its time.
+    if (batch.commands(cursor_).template_id() == 0 || services_->planner->size() != planned) untilClock = 1;
   }
   services_->executor->flush();
   return progress;
@@ -265,7 +270,7 @@ void ClientSession::outputsKnown(const v1::OperatorOutputs& reported) {
                  {call.operand + o, outputs[o], nullptr,
                   shares ? tensors_.memoryOf(call.inputTensors[static_cast<std::size_t>(alias)]) : nullptr});
   }
-  services_->planner->learn(*call.op, call.inputs, call.implicit, std::move(metas));
+  services_->planner->learn(*call.op, call.inputs, rules_, call.implicit, std::move(metas));
 }
 
 void ClientSession::failAwaited(const OperandFailurePtr& failure) {
@@ -408,7 +413,7 @@ bool ClientSession::runCall(const v1::Command& command) {
     operands.push_back(operand->id);
   }
   if (absl::Status apart = checkWritten(op, command, layouts); !apart.ok()) return refuseFor(std::move(apart));
-  absl::StatusOr<PlannedOperator*> plan = services_->planner->plan(op, layouts, command.implicit());
+  absl::StatusOr<PlannedOperator*> plan = services_->planner->plan(op, layouts, rules_, command.implicit());
   if (!plan.ok()) return refuseFor(plan.status());
   if (*plan == nullptr) return false;
   const GroupId group = (*plan)->mesh->group;
@@ -636,7 +641,7 @@ bool ClientSession::explain(const v1::Command& command) {
     if (operand->failure() != nullptr) return answerWith(operand->failure());
     layouts.push_back(operand->layout);
   }
-  absl::StatusOr<std::optional<v1::Explanation>> explanation = services_->planner->explain(*entry->op, layouts);
+  absl::StatusOr<std::optional<v1::Explanation>> explanation = services_->planner->explain(*entry->op, layouts, rules_);
   if (!explanation.ok()) return answerWith(fail(explanation.status(), entry->name, command.site()));
   if (!*explanation) return false;
   sendJson(asked.future(), **explanation);
@@ -653,22 +658,30 @@ void ClientSession::declareRule(const v1::DeclareRule& declared, std::uint32_t s
   if (status.ok() && absl::StrContains(declared.rule(), "\n")) {
     status = absl::InvalidArgumentError("a rule is one line");
   }
-  if (status.ok()) status = addRules(absl::StrCat(name, ": ", printable(declared.rule(), 4096)));
+  if (status.ok() && !rules_.has(name) && rules_.size() >= services_->maxRules) {
+    status = absl::ResourceExhaustedError(
+        absl::StrCat("the session has declared ", rules_.size(), " rules, as many as session.max_rules allows"));
+  }
+  if (status.ok()) status = rules_.add(name, printable(declared.rule(), kMaxRuleBytes));
   if (!status.ok()) {
     return FutureTable::sendError(channel_.get(), declared.future(), fail(std::move(status), name, site).get());
   }
-  services_->planner->ruleChanged(name.substr(0, name.find('.')));
+  services_->planner->rulesChanged(rules_);
   sendResult(channel_.get(), declared.future(), nullptr);
 }
 
 void ClientSession::listRules(FutureId future) {
-  v1::RuleList list;
-  for (const auto& [name, pointwise] : ruledOperators()) {
-    if (!services_->policy.check(name).ok()) continue;
-    v1::RuledOperator* added = list.add_operators();
-    added->set_name(name);
-    added->set_pointwise(pointwise);
+  // Some thousands of operators are asked for their rules: once.
+  if (services_->ruledOperators.operators().empty()) {
+    for (const auto& [name, pointwise] : ruledOperators(services_->libraryRules)) {
+      if (!services_->policy.check(name).ok()) continue;
+      v1::RuledOperator* added = services_->ruledOperators.add_operators();
+      added->set_name(name);
+      added->set_pointwise(pointwise);
+    }
   }
+  v1::RuleList list = services_->ruledOperators;
+  for (const std::string& name : rules_.added()) list.add_operators()->set_name(name);
   sendJson(future, list);
 }
 
@@ -679,7 +692,12 @@ void ClientSession::sendJson(FutureId future, const google::protobuf::Message& m
   auto answer = std::make_shared<v1::DaemonMessage>();
   v1::FutureResult* result = answer->mutable_result();
   result->set_future(future);
-  google::protobuf::util::MessageToJsonString(message, result->mutable_json(), options).ok();
+  const auto written = google::protobuf::util::MessageToJsonString(message, result->mutable_json(), options);
+  if (!written.ok()) {
+    const OperandFailurePtr failure = fail(
+        absl::InternalError(absl::StrCat(message.GetTypeName(), " as JSON: ", std::string(written.message()))), "", 0);
+    return FutureTable::sendError(channel_.get(), future, failure.get());
+  }
   result->set_done(true);
   channel_->send(std::move(answer));
 }
@@ -756,6 +774,7 @@ void ClientSession::release(absl::Span<const TensorId> tensors) {
 void ClientSession::close() {
   closed_ = true;
   request_.reset();
+  services_->planner->rulesChanged(rules_);
   services_->futures->dropSession(id_);
   if (awaited_) failAwaited(fail(absl::CancelledError("the session has ended"), awaited_->op->name, awaited_->site));
   release(tensors_.ids());

@@ -10,6 +10,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/types/span.h"
 #include "core/ids.h"
+#include "daemon/placement/rule_book.h"
 #include "daemon/session/definitions.h"
 #include "daemon/session/failure_log.h"
 #include "daemon/session/incoming_put.h"
@@ -123,6 +124,7 @@ class ClientSession {
   int cursor_ = 0;
 
   Definitions definitions_;
+  RuleBook rules_;  // that it has declared, above those of the operator libraries
   TensorTable tensors_;
   FailureLog failures_;
   RedistributionLog redistributions_;

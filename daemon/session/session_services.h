@@ -11,6 +11,7 @@
 #include "daemon/graph/tensor_layout.h"
 #include "daemon/placement/operator_template.h"
 #include "daemon/placement/planner.h"
+#include "daemon/placement/rule_book.h"
 #include "daemon/session/future_table.h"
 #include "daemon/session/tensor_table.h"
 #include "dispatch/operator_policy.h"
@@ -26,6 +27,9 @@ struct SessionServices {
   int worldSize = 0;
   SessionLimits limits;
   OperatorPolicy policy;
+  RuleBook libraryRules;
+  v1::RuleList ruledOperators;  // by the tables and these; empty: nobody has asked yet
+  std::size_t maxRules = 0;  // session.max_rules
   LogicalGraph graph;
   bool validate = false;     // session.validate
   std::uint64_t failed = 0;  // operators, over all sessions

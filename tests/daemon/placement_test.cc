@@ -17,9 +17,14 @@ namespace {
 
 using Ints = std::vector<std::int64_t>;
 
-// A planner with a mesh of two ranks.
+// A planner with a mesh, of two ranks unless told otherwise.
 class Bench {
  public:
+  Bench() = default;
+  explicit Bench(const DeviceMesh& mesh) : mesh_{mesh, 1} {}
+  const TensorLayout* layout(Ints shape, Placements placements) {
+    return layouts_.intern({*makeMeta(DType::kFloat32, std::move(shape)), &mesh_, std::move(placements)});
+  }
   const TensorLayout* layout(Ints shape, Placement placement, DType dtype = DType::kFloat32) {
     return layouts_.intern({*makeMeta(dtype, std::move(shape)), &mesh_, {placement}});
   }
@@ -30,8 +35,9 @@ class Bench {
         OperatorTemplate::create({}, name, arguments, outputs, &mesh_, std::move(placements));
     if (!made.ok()) return made.status();
     templates_.push_back(std::make_unique<OperatorTemplate>(*std::move(made)));
-    return planner_.plan(*templates_.back(), inputs, implicit);
+    return planner_.plan(*templates_.back(), inputs, rules_, implicit);
   }
+  RuleBook& rules() { return rules_; }
   Planner& planner() { return planner_; }
 
  private:
@@ -44,6 +50,7 @@ class Bench {
                                        inferMeta(*findOperator(question.op), question.arguments, inputs));
                    }};
   std::vector<std::unique_ptr<OperatorTemplate>> templates_;
+  RuleBook rules_;
 };
 
 std::vector<std::string> texts(const std::vector<Signature>& signatures) {
@@ -147,9 +154,9 @@ TEST_CASE("plans are cached by template and layouts") {
   Bench bench;
   const auto* rows = bench.layout({6, 8}, Placement::shard(0));
   const OperatorTemplate neg = *OperatorTemplate::create({}, "aten::neg", {{TensorArg{0}}, {}}, 1, nullptr, {});
-  PlannedOperator* first = *bench.planner().plan(neg, {rows}, false);
-  CHECK(*bench.planner().plan(neg, {rows}, false) == first);
-  CHECK(*bench.planner().plan(neg, {bench.layout({6, 8}, Placement::shard(1))}, false) != first);
+  PlannedOperator* first = *bench.planner().plan(neg, {rows}, bench.rules(), false);
+  CHECK(*bench.planner().plan(neg, {rows}, bench.rules(), false) == first);
+  CHECK(*bench.planner().plan(neg, {bench.layout({6, 8}, Placement::shard(1))}, bench.rules(), false) != first);
   CHECK(*bench.planner().planRedistribute(rows, {Placement::replicate()}) ==
         *bench.planner().planRedistribute(rows, {Placement::replicate()}));
 }
@@ -302,13 +309,97 @@ TEST_CASE("lists without tensors are refused, not looked into") {
 }
 
 TEST_CASE("rules of operator libraries are lines of text") {
-  CHECK(addRules("# comment\n mylib::f: b m k, k n -> b m n; k:sum\n").ok());
-  CHECK(absl::IsInvalidArgument(addRules("mylib::f b m k")));
-  CHECK(absl::IsInvalidArgument(addRules("mylib::f: b m k")));
-  CHECK(absl::IsInvalidArgument(addRules("mylib::f: m -> m; m:mean")));
-  CHECK(absl::IsInvalidArgument(addRules("mylib::f: m m -> m")));
-  CHECK(absl::IsInvalidArgument(addRules("mylib::f: m -> m; k:sum")));
-  CHECK(absl::IsInvalidArgument(addRules("mylib::f: m -> m; full k")));
+  RuleBook book;
+  CHECK(book.addLines("# comment\n mylib::f: b m k, k n -> b m n; k:sum\n").ok());
+  REQUIRE(book.find("mylib::f") != nullptr);
+  CHECK(*book.find("mylib::f") == "b m k, k n -> b m n; k:sum");
+  CHECK(absl::IsInvalidArgument(book.addLines("mylib::f b m k")));
+  CHECK(absl::IsInvalidArgument(book.addLines("mylib::f: b m k")));
+  CHECK(absl::IsInvalidArgument(book.addLines("mylib::f: m -> m; m:mean")));
+  CHECK(absl::IsInvalidArgument(book.addLines("mylib::f: m m -> m")));
+  CHECK(absl::IsInvalidArgument(book.addLines("mylib::f: m -> m; k:sum")));
+  CHECK(absl::IsInvalidArgument(book.addLines("mylib::f: m -> m; full k")));
+}
+
+TEST_CASE("a rule of more terms than its operator has tensors is refused, and says so") {
+  RuleBook book;
+  const auto refused = [&](const std::string& name, const std::string& notation, const std::string& why) {
+    const absl::Status status = book.add(name, notation);
+    INFO(status);
+    CHECK(absl::IsInvalidArgument(status));
+    CHECK(std::string(status.message()).find(why) != std::string::npos);
+    CHECK_FALSE(book.has(name));
+  };
+  refused("aten::mm", "m k, k n, m -> m n", "3 terms for tensor arguments, aten::mm has 2");
+  refused("aten::mm", "m k, k n -> m n, m", "2 terms for results, aten::mm has 1");
+  refused("aten::add.out", "m, m, m -> m", "3 terms for tensor arguments");  // an out argument has the result's
+  CHECK(book.add("aten::mm", "m k, k n -> m n; k:sum").ok());
+  CHECK(book.add("aten::unbind.int", "m k -> m, m, m").ok());  // a list of results
+}
+
+TEST_CASE("a session's rules are above those of the libraries, and nobody else's") {
+  RuleBook libraries;
+  REQUIRE(libraries.add("mylib::f", "m -> m").ok());
+  RuleBook mine(&libraries);
+  const RuleBook other(&libraries);
+  CHECK(*mine.find("mylib::f") == "m -> m");
+  CHECK_FALSE(mine.isFor("mylib::f"));
+  REQUIRE(mine.add("mylib::f", "[m] -> [m]").ok());
+  CHECK(*mine.find("mylib::f") == "[m] -> [m]");
+  CHECK(*other.find("mylib::f") == "m -> m");
+  CHECK(mine.isFor("mylib::f"));
+  CHECK_FALSE(mine.isFor("aten::mm"));
+  CHECK_FALSE(other.isFor("mylib::f"));
+  CHECK(mine.size() == 1);
+}
+
+TEST_CASE("the text of a refusal is of bounded length, however long the call's lists") {
+  Bench bench;
+  std::vector<const TensorLayout*> inputs(3000, bench.layout({4, 4, 4, 4}, Placement::replicate()));
+  inputs[0] = bench.layout({4, 4, 4, 4}, Placement::shard(0));
+  TensorListArg all;
+  for (std::uint32_t i = 0; i < inputs.size(); ++i) all.indices.emplace_back(i);
+  const auto refused = bench.plan("aten::cat", {{all, 1}, {}}, inputs);
+  REQUIRE(absl::IsInvalidArgument(refused.status()));
+  const std::string message(refused.status().message());
+  CHECK(message.size() < 4096);
+  CHECK(message.find("more") != std::string::npos);
+}
+
+TEST_CASE(
+    "what is planned on lists of thousands of tensors, over three mesh dimensions, takes the time of its length") {
+  Bench bench(*DeviceMesh::create(DeviceType::kCpu, {2, 2, 2}, {0, 1, 2, 3, 4, 5, 6, 7}));
+  const Placement whole = Placement::replicate();
+  const auto seconds = [&](const std::string& name, std::uint32_t count) {
+    const bool foreach = name != "aten::cat";
+    const auto* one = bench.layout({8, 8}, {Placement::shard(0), whole, Placement::shard(1)});
+    const auto* other = bench.layout({8, 8}, {whole, Placement::shard(1), Placement::partial()});
+    std::vector<const TensorLayout*> inputs;
+    TensorListArg first;
+    TensorListArg second;
+    for (std::uint32_t i = 0; i < count; ++i) first.indices.emplace_back(i);
+    inputs.resize(count, one);
+    inputs[0] = other;
+    if (foreach) {
+      for (std::uint32_t i = 0; i < count; ++i) second.indices.emplace_back(count + i);
+      inputs.resize(2 * count, other);
+    }
+    const Arguments arguments{{first, foreach ? Value(second) : Value(0)}, {}};
+    const auto start = std::chrono::steady_clock::now();
+    const auto planned = bench.plan(name, arguments, inputs, {}, foreach ? count : 1, true);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    INFO(planned.status());
+    CHECK(planned.ok());
+    return took.count();
+  };
+  for (const std::string name : {"aten::cat", "aten::_foreach_add.List"}) {
+    seconds(name, 10);
+    const double some = seconds(name, 500);
+    const double many = seconds(name, 4000);
+    std::cout << name << " on 500 tensors: " << some << " s, on 4000: " << many << " s\n";
+    CHECK(many < 3 * 8 * some);
+    CHECK(many < 5);
+  }
 }
 
 TEST_CASE("templates are checked against the schema") {

@@ -1,4 +1,5 @@
 """A real dtorchd with real workers, for tests in Python."""
+import json
 import os
 import signal
 import subprocess
@@ -19,8 +20,12 @@ class Daemon:
         self.log = open(f"{self.folder.name}/log", "w+")
         self.process = subprocess.Popen([bin / "dtorchd", "--runtime.dir", self.folder.name, *flags], env=environment,
                                         stdout=self.log, stderr=self.log, start_new_session=True)
-        subprocess.run([bin / "dtorchctl", "--socket", self.socket, "status", "--wait", "60"], check=True,
-                       capture_output=True)
+        self.ctl = [bin / "dtorchctl", "--socket", self.socket]
+        subprocess.run([*self.ctl, "status", "--wait", "60"], check=True, capture_output=True)
+
+    def status(self):
+        """What dtorchctl tells, as a dictionary."""
+        return json.loads(subprocess.run([*self.ctl, "--json", "status"], capture_output=True, timeout=LIMIT).stdout)
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)

@@ -58,6 +58,8 @@ class RulesTest(unittest.TestCase):
             self.session.declare_rule("example::row_products", "m k, m n -> k n\naten::histc: ... -> ...")
         with self.assertRaisesRegex(dtorch.Error, "no operator"):
             self.session.declare_rule("example::row_products.no_such", "m k, m n -> k n")
+        with self.assertRaisesRegex(dtorch.Error, "3 terms for tensor arguments, example::row_products has 2"):
+            self.session.declare_rule("example::row_products", "m k, m n, m -> k n")
         # One that names a result that there is not.
         self.session.declare_rule("example::row_products", "m k, m n -> k n; m:sum; sizes a=9")
         with self.assertRaisesRegex(dtorch.Error, "no result 9"):
@@ -69,6 +71,41 @@ class RulesTest(unittest.TestCase):
             self.session.call("example::row_products", x, b).get().wait(LIMIT)
         self.session.declare_rule("example::row_products", "m k, m n -> k n; m:sum; linear 0|1")
         self.same(self.session.call("example::row_products", x, b), torch.full((2, 3), 6.0))
+
+    def test_a_declared_rule_is_its_session_s_alone(self):
+        x = torch.arange(12.0).view(6, 2)
+        products = lambda session: session.call("example::row_products", *[session.put(x, [Shard(0)])] * 2)
+        other = dtorch.connect(self.daemon.socket, name="other")
+        self.addCleanup(other.close)
+        self.same(products(self.session), x.T @ x)
+        self.session.declare_rule("example::row_products", "[m] k, [m] n -> k n")
+        for _ in range(2):  # what is planned for the one is not taken for the other
+            with self.assertRaisesRegex(dtorch.Error, "no rule accepts"):
+                products(self.session).get().wait(LIMIT)
+            self.same(products(other), x.T @ x)
+        self.assertNotIn(([Shard(0), Shard(0)], [Partial()]), self.explained(self.session, x).rows)
+        self.assertIn(([Shard(0), Shard(0)], [Partial()]), self.explained(other, x).rows)
+        # It ends with its session: whoever comes later, and gets the same memory, has the library's.
+        self.session.close()
+        for _ in range(5):
+            later = dtorch.connect(self.daemon.socket, name="later")
+            self.same(products(later), x.T @ x)
+            later.declare_rule("example::row_products", "[m] k, [m] n -> k n")
+            with self.assertRaisesRegex(dtorch.Error, "no rule accepts"):
+                products(later).get().wait(LIMIT)
+            later.close()
+
+    def explained(self, session, x):
+        return session.explain("example::row_products", *[session.put(x, [Shard(0)])] * 2, timeout=LIMIT)
+
+    def test_a_session_declares_a_bounded_number_of_rules(self):
+        daemon = Daemon(BIN, "--workers.count", "1", "--operators.libraries", str(LIBRARY), "--session.max_rules", "1")
+        self.addCleanup(daemon.stop)
+        with dtorch.connect(daemon.socket, name="bounded") as session:
+            session.declare_rule("example::row_products", "m k, m n -> k n; m:sum")
+            session.declare_rule("example::row_products", "m k, m n -> k n")  # in its place
+            with self.assertRaisesRegex(dtorch.Error, "RESOURCE_EXHAUSTED.*session.max_rules"):
+                session.declare_rule("example::scale_rows", "m ..., m -> m ...")
 
     def test_a_rule_is_verified_row_by_row(self):
         rng = np.random.default_rng(20)

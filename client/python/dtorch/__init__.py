@@ -313,7 +313,7 @@ class Session:
         return Explanation(Future(future, _json).wait(timeout))
 
     def declare_rule(self, name, rule, timeout=None):
-        """A placement rule of an operator of an operator library, for all sessions: "b m k, k n -> b m n; k:sum" (see
+        """A placement rule of an operator of an operator library, for this session: "b m k, k n -> b m n; k:sum" (see
         docs/rules.md)."""
         Future(Object.made_by(LIBRARY.dtorch_declare_rule, self._object.pointer, name.encode(), rule.encode()),
                _nothing).wait(timeout)
