@@ -1,10 +1,13 @@
 #include "dispatch/index_check.h"
 
 #include <ATen/ops/aminmax.h>
+#include <ATen/ops/result_type.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <tuple>
@@ -201,7 +204,31 @@ struct Row {
 };
 
 // Found with hostile values on LibTorch 2.11's CPU kernels; those that are not here check for themselves.
-constexpr std::array<Row, 21> kChecks = {{
+// Processors trap on the least integer by -1, of 32 bits and more.
+absl::Status quotients(const CallArguments& call) {
+  const c10::IValue* mode = call.find("rounding_mode");
+  const at::Tensor* self = call.values("self");
+  if (mode == nullptr || !mode->isString() || mode->toStringRef() != "trunc" || self == nullptr)
+    return absl::OkStatus();
+  const c10::IValue* other = call.find("other");
+  if (other == nullptr || (!other->isTensor() && !other->isInt())) return absl::OkStatus();
+  const at::Tensor divisor = other->isTensor() ? other->toTensor() : at::scalar_tensor(other->toInt(), at::kLong);
+  if (!divisor.defined() || divisor.is_meta()) return absl::OkStatus();
+  const at::ScalarType type = other->isTensor() ? at::result_type(*self, divisor) : self->scalar_type();
+  if (type != at::kInt && type != at::kLong) return absl::OkStatus();
+  const at::Tensor negative = divisor.eq(-1);
+  if (!negative.any().item<bool>()) return absl::OkStatus();
+  const std::int64_t least =
+      type == at::kInt ? std::numeric_limits<std::int32_t>::min() : std::numeric_limits<std::int64_t>::min();
+  if (!self->eq(least).logical_and(negative).any().item<bool>()) return absl::OkStatus();
+  return call.refuse("self", absl::StrCat("holds ", least, " where it is divided by -1: no integer is the quotient"));
+}
+
+constexpr std::array<Row, 25> kChecks = {{
+    {"aten::div", quotients},
+    {"aten::div_", quotients},
+    {"aten::divide", quotients},
+    {"aten::divide_", quotients},
     {"aten::linalg_ldl_solve", pivotsOfLdl},
     {"aten::embedding_bag", offsetsOfBags},
     {"aten::_embedding_bag", offsetsOfBags},

@@ -42,7 +42,8 @@ constexpr std::array<absl::string_view, 5> kWrongMetaKernel = {
     "aten::randint_like.Tensor_out"};
 
 // Those that tell another dtype than the kernel gives, where the first input has no elements.
-constexpr std::array<absl::string_view, 2> kWrongForNothing = {"aten::native_layer_norm", "aten::native_layer_norm.out"};
+constexpr std::array<absl::string_view, 2> kWrongForNothing = {"aten::native_layer_norm",
+                                                               "aten::native_layer_norm.out"};
 
 // Those whose results' shapes go by values only where an index is a mask.
 constexpr std::array<absl::string_view, 3> kDynamicByMask = {"aten::index.Tensor", "aten::index.Tensor_out",
@@ -194,8 +195,7 @@ absl::StatusOr<OutputMetas> inferMeta(const c10::OperatorHandle& op, const std::
     return std::find(names.begin(), names.end(), name) != names.end();
   };
   if (op.hasTag(at::Tag::dynamic_output_shape) && !(isIn(kDynamicByMask) && !hasMask(inputs))) return OutputMetas();
-  const bool wrong =
-      isIn(kWrongMetaKernel) || (!inputs.empty() && inputs[0]->numel() == 0 && isIn(kWrongForNothing));
+  const bool wrong = isIn(kWrongMetaKernel) || (!inputs.empty() && inputs[0]->numel() == 0 && isIn(kWrongForNothing));
   absl::StatusOr<std::vector<OutputMeta>> metas = wrong ? absl::UnimplementedError("its Meta kernel is wrong")
                                                         : runOn(c10::Device(c10::kMeta), op, arguments, inputs);
   const bool hasKernel = !absl::IsUnimplemented(metas.status()) &&

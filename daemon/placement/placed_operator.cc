@@ -327,8 +327,8 @@ absl::Status OperatorRule::check(const RuledElement& ruled, const std::vector<co
         return localRange(extent, dim, mesh_->mesh, placements, coordinate).length > 0;
       });
       if (!full) {
-        return absl::InvalidArgumentError(absl::StrCat("dimension ", dim, " of ", extent,
-                                                       " leaves a rank without a part, which its kernel does not take"));
+        return absl::InvalidArgumentError(absl::StrCat(
+            "dimension ", dim, " of ", extent, " leaves a rank without a part, which its kernel does not take"));
       }
     }
   }

@@ -100,8 +100,7 @@ class Planner {
                                                            const std::vector<OutputMeta>& metadata);
   absl::StatusOr<std::unique_ptr<PlannedOperator>> make(const OperatorTemplate& op,
                                                         absl::Span<const TensorLayout* const> inputs,
-                                                        MetadataAnswer metadata, const RuleBook& rules,
-                                                        bool implicit);
+                                                        MetadataAnswer metadata, const RuleBook& rules, bool implicit);
   absl::StatusOr<std::unique_ptr<PlannedOperator>> makeFactory(const OperatorTemplate& op,
                                                                const std::vector<TensorMeta>& outputs);
   absl::StatusOr<std::unique_ptr<PlannedOperator>> makeRuled(const OperatorTemplate& op,

@@ -35,8 +35,8 @@ struct RuleCall {
   /// A number argument; `otherwise`: the schema has none, or it is None.
   std::int64_t integer(absl::string_view name, std::int64_t otherwise) const;
   bool flag(absl::string_view name, bool otherwise = false) const;
-  /// A dimension argument, wrapped into 0..dims-1. UNIMPLEMENTED: a tensor without dimensions, which torch lets count as
-  /// having one.
+  /// A dimension argument, wrapped into 0..dims-1. UNIMPLEMENTED: a tensor without dimensions, which torch lets count
+  /// as having one.
   absl::StatusOr<int> dimension(absl::string_view name, std::size_t dims) const;
   /// A list of dimensions (or one): None, and no such argument, mean all. None of them for a tensor without dimensions.
   absl::StatusOr<std::vector<int>> dimensions(absl::string_view name, std::size_t dims) const;

@@ -1,6 +1,7 @@
 // Values that LibTorch's kernels take on trust are refused before a kernel sees them; right ones pass.
 #include <ATen/ATen.h>
 
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -205,6 +206,31 @@ TEST_CASE("maxima were found in their image") {
   };
   CHECK(adaptive(7).ok());
   refused(adaptive(8), "adaptive_max_pool3d_backward", "indices", "8");
+}
+
+TEST_CASE("the least integer is not divided by -1") {
+  const auto quotient = [](const at::Tensor& dividend, const Value& divisor, std::vector<at::Tensor> more,
+                           const char* name) {
+    std::vector<at::Tensor> tensors = {dividend};
+    tensors.insert(tensors.end(), more.begin(), more.end());
+    return run(name, {t(0), divisor}, tensors, Arguments{{}, {{"rounding_mode", Value(std::string("trunc"))}}})
+        .status();
+  };
+  for (const at::ScalarType type : {at::kInt, at::kLong}) {
+    const std::int64_t least =
+        type == at::kInt ? std::numeric_limits<std::int32_t>::min() : std::numeric_limits<std::int64_t>::min();
+    const at::Tensor dividend = at::full({40}, least, type);
+    const at::Tensor divisor = at::full({40}, 2, type);
+    CHECK(quotient(dividend, t(1), {divisor}, "aten::div.Tensor_mode").ok());
+    CHECK(quotient(dividend + 1, Value(-1), {}, "aten::div.Scalar_mode").ok());
+    divisor[39] = -1;
+    refused(quotient(dividend, t(1), {divisor}, "aten::div.Tensor_mode"), "div", "self", std::to_string(least));
+    refused(quotient(dividend, Value(-1), {}, "aten::div.Scalar_mode"), "div", "self", std::to_string(least));
+    refused(quotient(dividend, Value(-1), {}, "aten::divide.Scalar_mode"), "divide", "self", std::to_string(least));
+    CHECK(quotient(dividend.to(at::kDouble), Value(-1), {}, "aten::div.Scalar_mode").ok());
+  }
+  // Of 8 and 16 bits it wraps.
+  CHECK(quotient(at::full({40}, -128, at::kChar), Value(-1), {}, "aten::div.Scalar_mode").ok());
 }
 
 }  // namespace

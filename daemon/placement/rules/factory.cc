@@ -15,15 +15,15 @@ absl::StatusOr<Factors> newFactors(const RuleCall& call, absl::string_view) {
   const std::vector<int> of = factors.addAll(call.inputs[0]->shape.size());
   factors.inputs = {of};
   factors.outputs = {std::vector<int>(call.outputs[0]->shape.size(), Factors::kWhole)};
-  factors.combined.push_back(
-      {of,
-       [factors](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
-         ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), factors.inputs);
-         const std::uint32_t made = builder.run(nameOf(planned.schema.operator_name()), planned.arguments,
+  factors.combined.push_back({of,
+                              [factors](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
+                                ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), factors.inputs);
+                                const std::uint32_t made =
+                                    builder.run(nameOf(planned.schema.operator_name()), planned.arguments,
                                                 {*planned.outputs[0], factors.outputs[0], {}});
-         return builder.finish({made});
-       },
-       {}});
+                                return builder.finish({made});
+                              },
+                              {}});
   return factors;
 }
 
