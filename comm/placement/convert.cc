@@ -191,11 +191,13 @@ absl::StatusOr<at::Tensor> convert(const at::Tensor& local, const std::vector<st
   const Conversion conversion(shape, context);
   const std::vector<std::int64_t> expected = localShape(shape, context.mesh, from, context.coordinate);
   if (local.sizes() != c10::IntArrayRef(expected)) {
-    return conversion.run(absl::InvalidArgumentError(absl::StrCat(
-                              "this rank's part of a tensor of shape [", absl::StrJoin(shape, ", "), "] placed ",
-                              toString(from), " should have shape [", absl::StrJoin(expected, ", "), "], and has [",
-                              absl::StrJoin(local.sizes(), ", "), "]")),
-                          *steps);
+    const auto own = static_cast<std::size_t>(context.coordinate[0]);
+    return conversion.run(
+        absl::InvalidArgumentError(
+            absl::StrCat("rank ", context.mesh.ranksAlong(0, context.coordinate)[own], "'s part of a tensor of shape [",
+                         absl::StrJoin(shape, ", "), "] placed ", toString(from), " should have shape [",
+                         absl::StrJoin(expected, ", "), "], and has [", absl::StrJoin(local.sizes(), ", "), "]")),
+        *steps);
   }
   auto result = conversion.run(local, *steps);
   if (!result.ok()) return result;

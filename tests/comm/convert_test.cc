@@ -277,7 +277,8 @@ void scatterAndGather(RankContext& context) {
 }
 const RankRole kScatterAndGather("scatter and gather", scatterAndGather);
 
-/// T11, T17: uneven shards come back whole and with the strides of a whole tensor.
+/// pytorch#103306, pytorch#115310, pytorch#173041: uneven shards come back whole and with the strides of a whole
+/// tensor.
 void uneven(RankContext& context) {
   const auto group = [&](const std::vector<Rank>& ranks) { return context.manager.group(ranks); };
   const DeviceMesh mesh = *DeviceMesh::create(DeviceType::kCpu, {context.size}, context.all());
@@ -300,6 +301,68 @@ void uneven(RankContext& context) {
 }
 const RankRole kUneven("uneven", uneven);
 
+/// The same faults with two ranks, whose values are written out; pytorch#118836: a shard has the strides of its own
+/// shape.
+void unevenPairs(RankContext& context) {
+  const auto group = [&](const std::vector<Rank>& ranks) { return context.manager.group(ranks); };
+  const DeviceMesh mesh = *DeviceMesh::create(DeviceType::kCpu, {2}, {0, 1});
+  const ConvertContext how{mesh, {context.rank}, group, {}};
+  const Placement r = Placement::replicate();
+  const bool first = context.rank == 0;
+  const auto sums = convert(at::arange(5.0) + context.rank, {5}, {Placement::partial()}, {Placement::shard(0)}, how);
+  const at::Tensor wanted = first ? at::tensor({1.0F, 3.0F, 5.0F}) : at::tensor({7.0F, 9.0F});
+  context.check(sums.ok() && at::equal(*sums, wanted), "partial sums to uneven shards");
+
+  const at::Tensor whole = at::arange(1240.0).view({4, 31, 10});
+  const auto rows = convert(whole, {4, 31, 10}, {r}, {Placement::shard(1)}, how);
+  context.check(rows.ok() && rows->sizes() == at::IntArrayRef({4, first ? 16 : 15, 10}), "shapes of shards");
+  const auto back = convert(*rows, {4, 31, 10}, {Placement::shard(1)}, {r}, how);
+  context.check(back.ok() && back->strides() == at::IntArrayRef({310, 10, 1}) && back->is_contiguous(), "strides");
+  const at::Tensor weight = at::arange(30.0).view({3, 10});
+  context.check(at::equal(back->view({-1}), at::arange(1240.0)) &&
+                    at::equal(at::linear(*back, weight), at::linear(whole, weight)),
+                "what is made of a gathered tensor");
+  const auto columns = convert(at::arange(27.0).view({3, 9}), {3, 9}, {r}, {Placement::shard(1)}, how);
+  const std::vector<std::int64_t> strides = {first ? 5 : 4, 1};
+  context.check(columns.ok() && columns->strides() == at::IntArrayRef(strides), "strides of a shard");
+}
+const RankRole kUnevenPairs("uneven pairs", unevenPairs);
+
+/// pytorch#117728, pytorch#150928: shards without elements, and one element for four ranks.
+void fewElements(RankContext& context) {
+  const auto group = [&](const std::vector<Rank>& ranks) { return context.manager.group(ranks); };
+  const DeviceMesh mesh = *DeviceMesh::create(DeviceType::kCpu, {context.size}, context.all());
+  const ConvertContext how{mesh, {context.rank}, group, {}};
+  const Placement r = Placement::replicate();
+  const auto shard = convert(at::tensor({5.0}), {1}, {r}, {Placement::shard(0)}, how);
+  context.check(shard.ok() && shard->numel() == (context.rank == 0 ? 1 : 0), "the shard of one element");
+  const auto whole = convert(*shard, {1}, {Placement::shard(0)}, {r}, how);
+  context.check(whole.ok() && at::equal(*whole, at::tensor({5.0})), "one element");
+  for (const Placement& from :
+       {r, Placement::shard(0), Placement::shard(1), Placement::shard(2), Placement::partial()}) {
+    const at::Tensor nothing = at::empty({1, 0, 2});
+    const at::Tensor local = chunkAt(nothing, {context.size}, {from}, {context.rank}).contiguous();
+    const auto empty = convert(local, {1, 0, 2}, {from}, {r}, how);
+    context.check(empty.ok() && empty->sizes() == nothing.sizes(), absl::StrCat("no element, from ", from.toString()));
+  }
+}
+const RankRole kFewElements("few elements", fewElements);
+
+/// Only the outer of two mesh dimensions that shard one tensor dimension changes: the order of rows must stay.
+void nestedShards(RankContext& context) {
+  const DeviceMesh mesh = *DeviceMesh::create(DeviceType::kCpu, {2, 2}, context.all());
+  const Placement r = Placement::replicate();
+  const Placement s0 = Placement::shard(0);
+  const Placement s1 = Placement::shard(1);
+  const std::vector<std::pair<Placements, Placements>> changes = {
+      {{s0, s0}, {r, s0}}, {{s0, r}, {r, s0}}, {{s0, s0}, {s1, s0}}, {{r, s0}, {s0, s0}}, {{s1, s0}, {s0, s0}}};
+  std::int64_t seed = 0;
+  for (const auto& [from, to] : changes) {
+    for (const std::int64_t rows : {8, 7, 3}) runCase(context, {{rows, 5}, {2, 2}, from, to}, mesh, ++seed);
+  }
+}
+const RankRole kNestedShards("nested shards", nestedShards);
+
 /// A rank without input fails the conversion on every rank that exchanges data with it, and all groups stay usable.
 void failedInput(RankContext& context) {
   const DeviceMesh mesh = *DeviceMesh::create(DeviceType::kCpu, {2, 2}, context.all());
@@ -315,7 +378,9 @@ void failedInput(RankContext& context) {
   // A part of a wrong shape is found before it moves.
   const absl::Status wrong =
       convert(at::ones({context.rank == 2 ? 1 : 2, 3}), shape, from, allReplicate(2), how).status();
-  context.check(absl::IsInvalidArgument(wrong) && absl::StrContains(wrong.message(), "[1, 3]"), wrong.ToString());
+  const bool named =
+      absl::StrContains(wrong.message(), "rank 2's part") && absl::StrContains(wrong.message(), "[1, 3]");
+  context.check(absl::IsInvalidArgument(wrong) && named, wrong.ToString());
   auto good = convert(at::ones({2, 3}), shape, from, allReplicate(2), how);
   context.check(good.ok() && at::equal(*good, at::full({4, 3}, 2.0)), "the groups are unusable afterwards");
 }
@@ -352,6 +417,17 @@ TEST_CASE("a tensor of one rank is scattered and gathered", "[placement]") {
 TEST_CASE("uneven shards", "[placement]") {
   expectRanks(Mode::kThreads, 4, "uneven");
   expectRanks(Mode::kProcesses, 4, "uneven");
+  expectRanks(Mode::kThreads, 2, "uneven pairs");
+  for (const char* memory : {"", "shared"}) expectRanks(Mode::kProcesses, 2, "uneven pairs", memory);
+}
+
+TEST_CASE("tensors of one element or none", "[placement]") {
+  for (const int size : {1, 2, 4}) expectRanks(Mode::kThreads, size, "few elements");
+  expectRanks(Mode::kProcesses, 4, "few elements");
+}
+
+TEST_CASE("rows keep their order when an outer mesh dimension changes", "[placement]") {
+  expectRanks(Mode::kThreads, 4, "nested shards");
 }
 
 TEST_CASE("a conversion whose input failed fails on all ranks that need it", "[placement]") {

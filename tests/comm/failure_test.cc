@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -232,6 +233,34 @@ TEST_CASE("groups are rebuilt with a new epoch") {
   }
   CHECK(absl::IsNotFound(managers[0]->group({0, 7}).status()));
   CHECK(absl::IsInvalidArgument(managers[0]->group({1}).status()));
+}
+
+TEST_CASE("a group whose calls differed is as good as new after it is rebuilt") {  // nccl#1417, nccl#1394
+  std::vector<std::unique_ptr<ThreadGroupManager>> managers;
+  std::vector<PeerRef> peers;
+  for (Rank rank = 0; rank < 2; ++rank) {
+    managers.push_back(*ThreadGroupManager::create(rank, std::chrono::seconds(20)));
+    peers.push_back(managers.back()->self());
+  }
+  for (std::uint64_t epoch = 1; epoch < 4; ++epoch) {
+    for (auto& manager : managers) manager->setPeers(peers, epoch);
+    std::array<absl::StatusOr<at::Tensor>, 2> right;
+    std::array<absl::Status, 2> wrong;
+    const auto rank = [&](std::size_t r) {
+      ThreadGroup* group = *managers[r]->group({0, 1});
+      right[r] = group->allReduce(at::full({5}, 1.0 + static_cast<double>(r)), ReduceOp::kSum, {1, "right"});
+      wrong[r] = group->allReduce(at::ones({r == 0 ? 2 : 4}), ReduceOp::kSum, {2, "wrong"}).status();
+    };
+    std::thread other([&] { rank(1); });
+    rank(0);
+    other.join();
+    for (std::size_t r = 0; r < 2; ++r) {
+      REQUIRE(right[r].ok());
+      CHECK(at::equal(*right[r], at::full({5}, 3.0)));
+      CHECK(absl::IsFailedPrecondition(wrong[r]));
+      CHECK(managers[r]->brokenEpoch() == epoch);
+    }
+  }
 }
 
 TEST_CASE("a peer that leaves ends the waits of the others") {

@@ -2,8 +2,13 @@
 #include <ATen/ATen.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <memory>
+#include <string>
 
+#include "comm/future/tensor_future.h"
 #include "comm/store/shared_allocator.h"
 #include "comm/store/tensor_store.h"
 #include "tests/catch.h"
@@ -60,6 +65,21 @@ TEST_CASE("a tensor of more than 2 GiB") {
       CHECK(outcome.failures == "");
     }
   }
+}
+
+TEST_CASE("a value of more than 2 GiB") {
+  std::string folder = (std::filesystem::temp_directory_path() / "dtorch-large-XXXXXX").string();
+  REQUIRE(::mkdtemp(folder.data()) != nullptr);
+  {
+    const std::shared_ptr<ValueServer> server = *ValueServer::create(folder + "/values");
+    const auto client = *ValueClient::connect(folder + "/values");
+    TensorPromise promise(server);
+    REQUIRE(promise.set(marked()).ok());
+    const auto value = TensorFuture::fetch(*client, promise.ticket().id)
+                           .get(std::chrono::steady_clock::now() + std::chrono::minutes(2));
+    CHECK((value.ok() && isMarked(*value)));
+  }
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace dtorch::testing

@@ -156,6 +156,10 @@ void backendCollectives(RankContext& context) {
         Tensors sources = {source, source.to(at::kInt)};
         check("reduce_scatter coalesced", backend->reduce_scatter_tensor_coalesced(targets, sources, reduce), targets,
               {total, total.to(at::kInt)});
+        context.check(at::equal(uneven[self], valueOf(me, {rows + me, 2})) && at::equal(own, valueOf(me, {rows, 2})) &&
+                          at::equal(lists[0][0], valueOf(me, {rows, 2})) &&
+                          at::equal(source, valueOf(me, {n * rows, 2})),
+                      "a gather or reduce_scatter changed its input");
       }
       {
         // Rank i sends rank j rows + i + 2 j rows.
@@ -187,6 +191,9 @@ void backendCollectives(RankContext& context) {
         for (int r = 0; r < n; ++r) pieces.push_back(valueOf(r, {n * rows, 2}).narrow(0, me * rows, rows));
         check("all_to_all, even", backend->alltoall_base(turned, square, even, even, options), {turned},
               {at::cat(pieces)});
+        context.check(at::equal(input, at::cat(sends)) && at::equal(sends[0], valueOf(me, {length(me, 0), 2})) &&
+                          at::equal(square, valueOf(me, {n * rows, 2})),
+                      "an all_to_all changed its input");
       }
       c10d::BarrierOptions options;
       options.asyncOp = async;
@@ -427,12 +434,23 @@ void backendReductions(RankContext& context) {
     context.check(error.empty() && at::allclose(tensor[0], wanted),
                   absl::StrCat("operation ", static_cast<int>(type), ": ", error));
   }
-  Tensors tensor = {at::full({9}, context.rank + 1.0)};
-  c10d::AllreduceOptions options;
-  options.reduceOp = c10d::makeNCCLPreMulSum(0.5);
-  const std::string error = errorOf(backend->allreduce(tensor, options));
   const double sum = 0.5 * context.size * (context.size + 1) / 2;
-  context.check(error.empty() && at::equal(tensor[0], at::full({9}, sum)), absl::StrCat("PREMUL_SUM: ", error));
+  for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kComplexFloat}) {
+    Tensors tensor = {at::full({9}, context.rank + 1.0, type)};
+    c10d::AllreduceOptions options;
+    options.reduceOp = c10d::makeNCCLPreMulSum(0.5);
+    const std::string error = errorOf(backend->allreduce(tensor, options));
+    context.check(error.empty() && at::equal(tensor[0], at::full({9}, sum, type)),
+                  absl::StrCat("PREMUL_SUM of ", at::toString(type), ": ", error));
+    at::Tensor part = at::zeros({2}, type);
+    at::Tensor whole = at::full({2 * context.size}, context.rank + 1.0, type);
+    c10d::ReduceScatterOptions scatter;
+    scatter.reduceOp = c10d::makeNCCLPreMulSum(at::tensor({0.5}).to(type));
+    const std::string refused = errorOf(backend->_reduce_scatter_base(part, whole, scatter));
+    context.check(refused.empty() && at::equal(part, at::full({2}, sum, type)) &&
+                      at::equal(whole, at::full({2 * context.size}, context.rank + 1.0, type)),
+                  absl::StrCat("reduce_scatter by PREMUL_SUM of ", at::toString(type), ": ", refused));
+  }
 }
 const RankRole kBackendReductions("backend reductions", backendReductions);
 
@@ -457,6 +475,26 @@ void backendWork(RankContext& context) {
     context.check(works[at]->result()[0].is_same(tensors[at][0]), "result()");
   }
   context.check(future->value().toTensorVector()[0].is_same(tensors[49][0]), "getFuture()");
+
+  // A wait that ends before the call does not end the call: rank 0 waits too short for the others, which come later.
+  Tensors come = {at::ones({1})};
+  if (context.rank == 0) {
+    c10d::BarrierOptions barrier;
+    barrier.asyncOp = true;
+    const auto open = backend->barrier(barrier);
+    std::string error;
+    try {
+      open->wait(std::chrono::milliseconds(20));
+    } catch (const std::exception& e) {
+      error = e.what();
+    }
+    context.check(absl::StrContains(error, "timed out") && !open->isCompleted(), absl::StrCat("a short wait: ", error));
+    for (int r = 1; r < context.size; ++r) context.check(errorOf(backend->send(come, r, 0)).empty(), "send");
+    context.check(open->wait(std::chrono::seconds(20)) && open->isSuccess(), "the wait after it");
+  } else {
+    context.check(errorOf(backend->recv(come, 0, 0)).empty(), "recv");
+    context.check(errorOf(backend->barrier({})).empty(), "barrier");
+  }
 
   // What cannot be reduced is a ValueError on all ranks, and harmless.
   Tensors complex = {at::ones({2}, at::kComplexFloat)};

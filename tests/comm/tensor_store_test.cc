@@ -131,6 +131,24 @@ void inPlace(RankContext& context) {
 }
 const RankRole kInPlace("in place", inPlace);
 
+/// A source that changes its tensor after the wait changes nothing that a reader has still to read.
+void reused(RankContext& context) {
+  const auto store = openStore(context);
+  at::Tensor value = at::zeros({1 << 18});
+  for (int round = 1; round <= 50; ++round) {
+    if (context.rank == 0) {
+      value.fill_(round);
+      context.check(store->srcSet("x", value, context.size - 1).ok(), "srcSet");
+      context.check(store->srcWaitUntilGetFinished("x", in(20)).ok(), "srcWaitUntilGetFinished");
+    } else {
+      const auto view = store->destGet(0, "x", in(20));
+      context.check(view.ok() && view->eq(round).all().item<bool>(), absl::StrCat("not the values of round ", round));
+      context.check(store->destFinishGet(0, "x").ok(), "destFinishGet");
+    }
+  }
+}
+const RankRole kReused("reused", reused);
+
 /// An uninitialised tensor of one session shows nothing of another one's, nor does a result that is grown in place.
 void sessions(RankContext& context) {
   constexpr std::int64_t kCount = 50000;
@@ -229,6 +247,11 @@ TEST_CASE("tensors are handed over by key", "[store]") {
 TEST_CASE("a tensor in shared memory crosses without a copy", "[store]") {
   expectRanks(Mode::kThreads, 2, "in place");
   expectRanks(Mode::kProcesses, 2, "in place", "shared");
+}
+
+TEST_CASE("a tensor may change once all have read it", "[store]") {
+  expectRanks(Mode::kThreads, 4, "reused");
+  for (const char* memory : {"", "shared"}) expectRanks(Mode::kProcesses, 3, "reused", memory);
 }
 
 TEST_CASE("memory passes between sessions zeroed", "[store]") {

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -36,7 +38,12 @@ void collectives(RankContext& context) {
     const CallTag tag{static_cast<std::uint64_t>(rows), "test"};
     std::vector<at::Tensor> inputs;
     for (int r = 0; r < n; ++r) inputs.push_back(inputOf(r, {rows}));
-    const at::Tensor kept = inputs[self].clone();
+    std::vector<std::pair<at::Tensor, at::Tensor>> given;  // inputs, and what was in them
+    const auto give = [&given](const at::Tensor& input) {
+      given.emplace_back(input, input.clone());
+      return input;
+    };
+    give(inputs[self]);
     const at::Tensor sum = at::stack(inputs).sum(0);
     const auto same = [&](const absl::StatusOr<at::Tensor>& got, const at::Tensor& wanted, const char* what) {
       if (!got.ok()) return context.check(false, absl::StrCat(what, " ", rows, ": ", got.status().ToString()));
@@ -45,7 +52,9 @@ void collectives(RankContext& context) {
       context.check(got->is_contiguous() && !got->is_alias_of(inputs[self]), absl::StrCat(what, " is no new tensor"));
     };
     same(group.allReduce(inputs[self], ReduceOp::kSum, tag), sum, "all_reduce");
-    same(group.broadcast(inputs[self], n - 1, tag), inputs.back(), "broadcast");
+    for (int root = 0; root < n; ++root) {
+      same(group.broadcast(inputs[self], root, tag), inputs[static_cast<std::size_t>(root)], "broadcast");
+    }
 
     // Uneven, one rank with nothing, and along an inner dimension too.
     std::vector<std::int64_t> lengths;
@@ -56,21 +65,23 @@ void collectives(RankContext& context) {
       uneven.push_back(inputOf(r, {lengths.back(), 2}));
       inner.push_back(inputOf(r, {3, lengths.back(), 2}));
     }
-    same(group.allGather(uneven[self], 0, lengths, tag), at::cat(uneven, 0), "all_gather");
-    same(group.allGather(inner[self], 1, lengths, tag), at::cat(inner, 1), "all_gather inside");
+    same(group.allGather(give(uneven[self]), 0, lengths, tag), at::cat(uneven, 0), "all_gather");
+    same(group.allGather(give(inner[self]), 1, lengths, tag), at::cat(inner, 1), "all_gather inside");
 
     const std::int64_t total = at::tensor(lengths).sum().item<std::int64_t>();
     std::vector<at::Tensor> wide;
     for (int r = 0; r < n; ++r) wide.push_back(inputOf(r, {3, total}));
     const at::Tensor reduced = at::stack(wide).sum(0);
-    same(group.reduceScatter(wide[self], ReduceOp::kSum, 1, lengths, tag),
-         reduced.split_with_sizes(lengths, 1)[self].contiguous(), "reduce_scatter");
+    const at::Tensor own = reduced.split_with_sizes(lengths, 1)[self].contiguous();
+    same(group.reduceScatter(give(wide[self]), ReduceOp::kSum, 1, lengths, tag), own, "reduce_scatter");
+    const at::Tensor turned = wide[self].t().contiguous().t();
+    same(group.reduceScatter(give(turned), ReduceOp::kSum, 1, lengths, tag), own, "reduce_scatter of other strides");
 
     // Rank i sends rank j i + 2 * j rows of its own.
     std::vector<at::Tensor> sends;
     std::vector<std::vector<std::int64_t>> shapes;
     for (int r = 0; r < n; ++r) {
-      sends.push_back(inputOf(context.rank, {rows + context.rank + 2 * r}));
+      sends.push_back(give(inputOf(context.rank, {rows + context.rank + 2 * r})));
       shapes.push_back({rows + r + 2 * context.rank});
     }
     auto received = group.allToAll(sends, shapes, tag);
@@ -81,10 +92,61 @@ void collectives(RankContext& context) {
           "all_to_all differs");
     }
     context.check(group.barrier(tag).ok(), "barrier");
-    context.check(at::equal(inputs[self], kept), "an input was changed");
+    for (const auto& [input, before] : given) context.check(at::equal(input, before), "an input was changed");
   }
 }
 const RankRole kCollectives("collectives", collectives);
+
+/// No rank's result is another rank's memory: each changes its own in place, and only that. Small and large ones.
+void ownResults(RankContext& context) {
+  ThreadGroup& group = context.world();
+  const int n = context.size;
+  for (const std::int64_t rows : {3, 30000}) {
+    const at::Tensor input = at::ones({n, rows});
+    const std::vector<std::int64_t> lengths(static_cast<std::size_t>(n), 1);
+    const std::vector<at::Tensor> sends(static_cast<std::size_t>(n), input);
+    const std::vector<std::vector<std::int64_t>> shapes(static_cast<std::size_t>(n), {n, rows});
+    std::vector<at::Tensor> results = *group.allToAll(sends, shapes, {});
+    results.push_back(*group.allReduce(input, ReduceOp::kSum, {}));
+    results.push_back(*group.allGather(input.narrow(0, 0, 1), 0, lengths, {}));
+    results.push_back(*group.reduceScatter(input, ReduceOp::kSum, 0, lengths, {}));
+    results.push_back(*group.broadcast(input, 0, {}));
+    for (std::size_t i = 0; i < results.size(); ++i) results[i].fill_(100 * context.rank + static_cast<int>(i));
+    context.check(group.barrier({}).ok(), "barrier");
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      context.check(results[i].eq(100 * context.rank + static_cast<int>(i)).all().item<bool>(),
+                    absl::StrCat("result ", i, " of ", rows, " rows is another rank's too"));
+    }
+    context.check(input.eq(1).all().item<bool>(), "a result is its input");
+    context.check(group.barrier({}).ok(), "barrier");
+  }
+}
+const RankRole kOwnResults("own results", ownResults);
+
+/// pytorch#85234, gloo#179: tensors without elements keep their shapes, whatever is done with them.
+void nothingToSend(RankContext& context) {
+  ThreadGroup& group = context.world();
+  const int n = context.size;
+  const at::Tensor empty = at::empty({1, 0, 2});
+  const auto check = [&](const absl::StatusOr<at::Tensor>& got, at::IntArrayRef shape, const char* what) {
+    context.check(got.ok() && got->sizes() == shape && got->is_contiguous(),
+                  absl::StrCat(what, ": ", got.status().ToString()));
+  };
+  for (int i = 1; i <= 5; ++i) check(group.allReduce(empty, static_cast<ReduceOp>(i), {}), {1, 0, 2}, "all_reduce");
+  for (int root = 0; root < n; ++root) check(group.broadcast(empty, root, {}), {1, 0, 2}, "broadcast");
+  const std::vector<std::int64_t> ones(static_cast<std::size_t>(n), 1);
+  const std::vector<std::int64_t> zeros(static_cast<std::size_t>(n), 0);
+  check(group.allGather(empty, 0, ones, {}), {n, 0, 2}, "all_gather along dim 0");
+  check(group.allGather(empty, 1, zeros, {}), {1, 0, 2}, "all_gather along the dim of no extent");
+  check(group.reduceScatter(at::empty({n, 0, 2}), ReduceOp::kSum, 0, ones, {}), {1, 0, 2}, "reduce_scatter");
+  const auto swapped =
+      group.allToAll(std::vector<at::Tensor>(static_cast<std::size_t>(n), empty),
+                     std::vector<std::vector<std::int64_t>>(static_cast<std::size_t>(n), {1, 0, 2}), {});
+  context.check(swapped.ok() && swapped->back().sizes() == at::IntArrayRef({1, 0, 2}), "all_to_all");
+  const auto after = group.allReduce(at::ones({2}), ReduceOp::kSum, {});
+  context.check(after.ok() && at::equal(*after, at::full({2}, static_cast<float>(n))), "what comes after");
+}
+const RankRole kNothingToSend("nothing to send", nothingToSend);
 
 const std::vector<at::ScalarType> kReducible = {at::kBool,   at::kByte,        at::kChar,         at::kUInt16,
                                                 at::kShort,  at::kUInt32,      at::kInt,          at::kUInt64,
@@ -101,9 +163,9 @@ at::ScalarType exactType(at::ScalarType type) {
   return at::isFloatingType(type) ? at::kDouble : at::kLong;
 }
 
-/// Small values, so that sums and products of float16 stay exact.
+/// Small values, so that sums and products of float16 stay exact; others on the ranks beside.
 at::Tensor valuesOf(int rank, at::IntArrayRef shape, at::ScalarType type) {
-  at::Tensor values = (at::arange(c10::multiply_integers(shape), at::kLong) * 7 + rank * 3).remainder(3).reshape(shape);
+  at::Tensor values = (at::arange(c10::multiply_integers(shape), at::kLong) * 7 + rank * 2).remainder(3).reshape(shape);
   if (at::isComplexType(type))
     return at::complex(values.to(at::kDouble), (values + rank).remainder(2).to(at::kDouble)).to(type);
   return values.to(type);
@@ -155,6 +217,13 @@ bool sameBits(const at::Tensor& a, const at::Tensor& b) {
          std::memcmp(a.contiguous().const_data_ptr(), b.contiguous().const_data_ptr(), a.nbytes()) == 0;
 }
 
+/// The same bits, but for the signs of zeros in complex numbers: those of a product depend on the order of its factors.
+bool sameResult(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.is_complex()) return sameBits(a, b);
+  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() &&
+         at::equal(a.to(at::kComplexDouble), b.to(at::kComplexDouble));
+}
+
 void reductions(RankContext& context) {
   auto& group = dynamic_cast<CpuThreadGroup&>(context.world());
   const auto self = static_cast<std::size_t>(context.rank);
@@ -172,12 +241,24 @@ void reductions(RankContext& context) {
           continue;
         }
         const at::Tensor answer = expected(inputs, op);
-        context.check(status.ok() && sameBits(out, answer), absl::StrCat("all_reduce ", what, ": ", status.ToString()));
+        context.check(status.ok() && sameResult(out, answer),
+                      absl::StrCat("all_reduce ", what, ": ", status.ToString()));
+        const at::Tensor mine = valuesOf(context.rank, shape, type);
+        context.check(sameBits(inputs[self], mine), absl::StrCat("all_reduce changed its input: ", what));
+        at::Tensor part = at::empty(shape, type);
+        std::vector<at::Tensor> parts;  // for rank r the values of the r-th rank after this one
+        std::vector<at::Tensor> forMe;
+        for (int r = 0; r < context.size; ++r) {
+          parts.push_back(valuesOf(context.rank + r, shape, type));
+          forMe.push_back(valuesOf(r + context.rank, shape, type));
+        }
+        const absl::Status scattered = group.reduceScatterInto(parts, part, op, {3, what});
+        context.check(scattered.ok() && sameResult(part, expected(forMe, op)),
+                      absl::StrCat("reduce_scatter ", what, ": ", scattered.ToString()));
         const int root = context.size - 1;
         const absl::Status rooted = group.reduceInto(inputs[self], inputs[self], op, root, {2, what});
-        context.check(
-            rooted.ok() && sameBits(inputs[self], context.rank == root ? answer : valuesOf(context.rank, shape, type)),
-            absl::StrCat("reduce in place ", what, ": ", rooted.ToString()));
+        context.check(rooted.ok() && sameResult(inputs[self], context.rank == root ? answer : mine),
+                      absl::StrCat("reduce in place ", what, ": ", rooted.ToString()));
       }
     }
   }
@@ -199,7 +280,7 @@ void movements(RankContext& context) {
     for (const std::int64_t rows : {0, 3, 9001}) {
       const CallTag tag{7, at::toString(type)};
       const auto make = [&](int from, int to) {
-        return (at::arange(4 * rows, at::kLong) + 5 * from + 11 * to).remainder(3).to(type).reshape({4, rows}).t();
+        return (at::arange(4 * rows, at::kLong) + from + 3 * to).remainder(7).to(type).reshape({4, rows}).t();
       };
       const auto check = [&](const absl::Status& status, const at::Tensor& got, const at::Tensor& wanted,
                              const char* what) {
@@ -239,7 +320,7 @@ void movements(RankContext& context) {
 }
 const RankRole kMovements("movements", movements);
 
-/// T08: NaN on any rank is in the result of all.
+/// ml-explore/mlx#4072, tvm#19518: NaN on any rank is in the result of all.
 void nans(RankContext& context) {
   ThreadGroup& group = context.world();
   for (const at::ScalarType type : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble}) {
@@ -271,8 +352,8 @@ void repeatable(RankContext& context) {
 }
 const RankRole kRepeatable("repeatable", repeatable);
 
-/// T23: calls that differ are an error on all ranks, which names operator, ranks and both shapes; afterwards the group
-/// says that it is unusable, until it is rebuilt.
+/// nccl#1417, pytorch#174844: calls that differ are an error on all ranks, which names operator, ranks and both shapes;
+/// afterwards the group says that it is unusable, until it is rebuilt.
 void mismatched(RankContext& context) {
   ThreadGroup& group = context.world();
   const CallTag tag{41, "aten::sum"};
@@ -288,6 +369,76 @@ void mismatched(RankContext& context) {
   context.check(std::chrono::steady_clock::now() - start < std::chrono::seconds(1), "the refusal took long");
 }
 const RankRole kMismatched("mismatched", mismatched);
+
+/// Whatever the ranks must agree on: one thing differs, and all ranks' errors show both. In groups of their own, since
+/// each is unusable afterwards; the argument numbers what differs.
+struct Difference {
+  const char* what;
+  std::function<absl::Status(CpuThreadGroup&, bool odd)> call;
+  const char* even;
+  const char* odd;
+};
+const std::vector<Difference>& differences() {
+  static const std::vector<Difference> all = {
+      {"dtype",
+       [](CpuThreadGroup& group, bool odd) {
+         return group.allReduce(at::ones({6}, odd ? at::kInt : at::kFloat), ReduceOp::kSum, {4, "x"}).status();
+       },
+       "float32[6]", "int32[6]"},
+      {"reduce operation",
+       [](CpuThreadGroup& group, bool odd) {
+         return group.allReduce(at::ones({6}), odd ? ReduceOp::kMax : ReduceOp::kSum, {4, "x"}).status();
+       },
+       "all_reduce(sum)", "all_reduce(max)"},
+      {"root",
+       [](CpuThreadGroup& group, bool odd) {
+         return group.broadcast(at::ones({6}), odd ? 1 : 0, {4, "x"}).status();
+       },
+       "with root 0", "with root 1"},
+      {"shape of the same size",
+       [](CpuThreadGroup& group, bool odd) {
+         return group.allReduce(odd ? at::ones({3, 2}) : at::ones({2, 3}), ReduceOp::kSum, {4, "x"}).status();
+       },
+       "[2, 3]", "[3, 2]"},
+      {"dim",
+       [](CpuThreadGroup& group, bool odd) {
+         const std::vector<std::int64_t> lengths(static_cast<std::size_t>(group.size()), 1);
+         return group.allGather(at::ones({1, 1}), odd ? 1 : 0, lengths, {4, "x"}).status();
+       },
+       "along dim 0", "along dim 1"},
+      {"operator",
+       [](CpuThreadGroup& group, bool odd) {
+         return group.barrier({odd ? 5U : 4U, odd ? "y" : "x"});
+       },
+       "for operator 4 (x)", "for operator 5 (y)"},
+  };
+  return all;
+}
+void different(RankContext& context) {
+  auto& group = dynamic_cast<CpuThreadGroup&>(context.world());
+  const Difference& difference = differences()[std::stoul(context.argument)];
+  const absl::Status status = difference.call(group, context.rank == 1);
+  context.check(absl::IsFailedPrecondition(status), absl::StrCat(difference.what, ": ", status.ToString()));
+  for (const char* part : {"rank 0", "rank 1", "sequence 2", difference.even, difference.odd}) {
+    context.check(absl::StrContains(status.message(), part), absl::StrCat("no ", part, " in: ", status.message()));
+  }
+}
+const RankRole kDifferent("different", different);
+
+/// A call that one rank leaves out is found at its next one: at once when calls have operators' numbers, or differ.
+void skipped(RankContext& context) {
+  ThreadGroup& group = context.world();
+  const bool numbered = context.argument == "numbered";
+  const auto tag = [numbered](std::uint64_t number) { return CallTag{numbered ? number : 0, "step"}; };
+  absl::Status status;
+  if (context.rank != 1) status = group.allReduce(at::ones({3}), ReduceOp::kSum, tag(7)).status();
+  if (status.ok()) {
+    status = numbered ? group.allReduce(at::ones({3}), ReduceOp::kSum, tag(8)).status() : group.barrier(tag(8));
+  }
+  context.check(absl::IsFailedPrecondition(status) && absl::StrContains(status.message(), "sequence 2"),
+                status.ToString());
+}
+const RankRole kSkipped("skipped", skipped);
 
 void differentKinds(RankContext& context) {
   ThreadGroup& group = context.world();
@@ -415,6 +566,19 @@ TEST_CASE("collectives of threads of processes") {
   expectRanks(Mode::kMixed, 3, "collectives", "shared");
 }
 
+TEST_CASE("no two ranks' results share memory") {
+  for (const int size : {1, 2, 4}) expectRanks(Mode::kThreads, size, "own results");
+  for (const char* memory : {"", "shared"}) {
+    expectRanks(Mode::kProcesses, 2, "own results", memory);
+    expectRanks(Mode::kMixed, 3, "own results", memory);
+  }
+}
+
+TEST_CASE("tensors without elements") {
+  for (const int size : {1, 2, 4}) expectRanks(Mode::kThreads, size, "nothing to send");
+  for (const char* memory : {"", "shared"}) expectRanks(Mode::kProcesses, 2, "nothing to send", memory);
+}
+
 TEST_CASE("reductions of all dtypes and operations") {
   for (const int size : {1, 2, 3, 8}) expectRanks(Mode::kThreads, size, "reductions");
   expectRanks(Mode::kProcesses, 2, "reductions");
@@ -441,7 +605,7 @@ TEST_CASE("NaN wins max and min, whichever rank holds it") {
 
 TEST_CASE("results are the same bits on every rank and every run") {
   expectRanks(Mode::kThreads, 4, "repeatable");
-  expectRanks(Mode::kProcesses, 3, "repeatable");
+  for (const char* memory : {"", "shared"}) expectRanks(Mode::kProcesses, 3, "repeatable", memory);
 }
 
 TEST_CASE("mismatched calls are an error on all ranks") {
@@ -450,6 +614,11 @@ TEST_CASE("mismatched calls are an error on all ranks") {
     expectRanks(Mode::kProcesses, 2, role);
   }
   expectRanks(Mode::kThreads, 4, "mismatched");
+  for (std::size_t i = 0; i < differences().size(); ++i) {
+    expectRanks(Mode::kThreads, 3, "different", std::to_string(i));
+    expectRanks(Mode::kProcesses, 2, "different", std::to_string(i));
+  }
+  for (const char* tags : {"numbered", "plain"}) expectRanks(Mode::kThreads, 3, "skipped", tags);
 }
 
 TEST_CASE("a failed rank fails the call on all ranks and leaves the group usable") {

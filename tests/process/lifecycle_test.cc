@@ -1,11 +1,14 @@
 // Starts and ends of daemon and workers, wanted and not: who is told what, how soon, and what is left.
 #include <signal.h>
+#include <spawn.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -49,6 +52,46 @@ bool eventually(const std::function<bool()>& condition, std::chrono::millisecond
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   return true;
+}
+
+std::map<std::string, std::uintmax_t> filesWithSizes(const std::string& folder) {
+  std::map<std::string, std::uintmax_t> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    files[entry.path().filename()] = entry.is_regular_file() ? entry.file_size() : 0;
+  }
+  return files;
+}
+
+std::uint64_t sharedMemoryInUse() {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string key;
+  std::uint64_t kib = 0;
+  while (meminfo >> key >> kib) {
+    if (key == "Shmem:") return kib * 1024;
+    meminfo.ignore(100, '\n');
+  }
+  return 0;
+}
+
+// Of all its threads.
+int childrenOfThis() {
+  int count = 0;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream list(thread.path() / "children");
+    for (pid_t child = 0; list >> child;) ++count;
+  }
+  return count;
+}
+
+// A daemon beside the fixture's own, with two workers.
+pid_t startDaemon(const std::string& folder) {
+  std::vector<std::string> words = {binFolder() + "/dtorchd", "--runtime.dir", folder, "--log.file", "/dev/null"};
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  pid_t pid = 0;
+  REQUIRE(posix_spawn(&pid, arguments.front(), nullptr, nullptr, arguments.data(), environ) == 0);
+  return pid;
 }
 
 // A product that takes about a second on one thread.
@@ -237,6 +280,53 @@ TEST_CASE("workers end with a daemon that is killed, and the next one just start
   INFO(again.output);
   CHECK(again.exitCode == 0);
   CHECK(again.output.find("is healthy") != std::string::npos);
+}
+
+TEST_CASE("20 daemons killed with SIGKILL leave shared memory as it was, others' too") {  // vllm#54002, sglang#40723
+  // A name that a sweep by prefix would take.
+  const std::filesystem::path stranger = "/dev/shm/dtorch-of-a-stranger-" + std::to_string(getpid());
+  std::ofstream(stranger) << "not yours";
+  const std::string folder = std::filesystem::temp_directory_path() / ("dtorch-killed-" + std::to_string(getpid()));
+  {
+    DaemonFixture live;
+    const auto session = live.connect();
+    const std::vector<float> values(1 << 20, 3);
+    const Tensor kept = session->put(HostView::of(values, {1 << 20}), session->mesh(), {Placement::shard(0)});
+    REQUIRE(session->synchronize().get().ok());
+    const auto names = filesWithSizes("/dev/shm");
+    const std::uint64_t memory = sharedMemoryInUse();
+    for (int round = 0; round < 20; ++round) {
+      INFO("round " << round);
+      const pid_t daemon = startDaemon(folder);
+      const ProgramResult ready = runProgram(
+          {binFolder() + "/dtorchctl", "--socket", folder + "/dtorchd.sock", "status", "--wait", "30"}, kDeadline * 2);
+      INFO(ready.output);
+      REQUIRE(ready.exitCode == 0);
+      const auto other = Session::connect({folder + "/dtorchd.sock", std::chrono::seconds(10), "test"});
+      REQUIRE(other.ok());
+      const std::vector<float> many(8 << 20, 1);
+      const Tensor large = (*other)->put(HostView::of(many, {8 << 20}), (*other)->mesh());
+      REQUIRE((*other)->synchronize().get().ok());
+      REQUIRE(kill(daemon, SIGKILL) == 0);
+      // Its workers end with it, and are this process's children then.
+      CHECK(eventually(
+          [] {
+            while (waitpid(-1, nullptr, WNOHANG) > 0) {
+            }
+            return childrenOfThis() == 1;
+          },
+          std::chrono::seconds(10)));
+    }
+    CHECK(filesWithSizes("/dev/shm") == names);
+    CHECK(sharedMemoryInUse() < memory + (std::uint64_t{400} << 20));  // others use it too; 20 leaks are 1,280 MiB
+    CHECK(*session->call("aten::sum", {kept}).get().wait(kDeadline)->item() == 3 << 20);
+    CHECK(sumOfOnes(*session) == 8.0);
+  }
+  std::string text;
+  std::getline(std::ifstream(stranger), text);
+  CHECK(text == "not yours");
+  std::filesystem::remove(stranger);
+  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("a second daemon on the same address ends, and names the first") {

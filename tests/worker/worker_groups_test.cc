@@ -58,6 +58,18 @@ TEST_CASE("a plan may convert its inputs, compute and convert its output") {
   for (const Rank rank : {0, 1}) CHECK(at::allclose(workers.fetch(rank, 3), at::mm(a, b)));
 }
 
+TEST_CASE("a cast and conversions of what it gives are one plan") {
+  RunningWorkers workers(3);
+  const at::Tensor x = at::rand({5, 4});
+  v1::Plan plan = makePlan(1, workers.mesh(), 1, "aten::_to_copy");
+  addKernel(plan, "aten::_to_copy", {TensorArg{0}, DType::kFloat64, Value(), Value(), Value(), false, Value()});
+  addConvert(plan, 1, {5, 4}, {kS0}, {kS1});
+  addConvert(plan, 2, {5, 4}, {kS1}, {kR});
+  addOutput(plan, 3, *makeMeta(DType::kFloat64, {5, 4}), {kR});
+  workers.send({workers.put(1, x, {kS0}), define(plan), run(1, {1}, 2)});
+  for (Rank rank = 0; rank < 3; ++rank) CHECK(at::equal(workers.fetch(rank, 2), x.to(at::kDouble)));
+}
+
 TEST_CASE("WORKER-1: kernels, conversions and in-place operators in random order give LibTorch's result") {
   const unsigned seed = std::random_device{}();
   INFO("seed " << seed);
