@@ -27,7 +27,8 @@ namespace {
 thread_local std::size_t allocations = 0;
 }  // namespace
 
-// Counts those of each thread; new[] and the rest come here as well.
+// Counts those of each thread; new[] and the rest come here as well. Not with the address sanitizer, which has its own.
+#if !defined(__SANITIZE_ADDRESS__)
 void* operator new(std::size_t bytes) {
   ++allocations;
   if (void* memory = std::malloc(bytes)) return memory;
@@ -35,6 +36,7 @@ void* operator new(std::size_t bytes) {
 }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t /*bytes*/) noexcept { std::free(memory); }
+#endif
 
 namespace dtorch {
 namespace {
