@@ -50,8 +50,8 @@ constexpr std::array<absl::string_view, 3> kDynamicByMask = {"aten::index.Tensor
                                                              "aten::_unsafe_index.Tensor"};
 
 // What kernels say that find out by themselves that they are not for the Meta device.
-constexpr std::array<absl::string_view, 3> kNoMetaKernel = {"DispatchStub: unsupported device", "got: meta",
-                                                            "with Meta Backend"};
+constexpr std::array<absl::string_view, 4> kNoMetaKernel = {"DispatchStub: unsupported device", "got: meta",
+                                                            "got meta instead", "with Meta Backend"};
 
 // Inputs of more bytes are not made only to see what comes out.
 constexpr std::int64_t kProbedBytes = 16 << 20;

@@ -41,6 +41,8 @@ struct Factors {
   std::vector<Combined> combined;
   /// The programs write to what the operator writes to; others make new tensors, and are not for such an operator.
   bool programWrites = false;
+  /// Outputs without elements: Replicate, unless a dimension of theirs is sharded.
+  std::vector<int> nothing;
   /// Factors that are sharded only if every rank has a part: a kernel cannot reduce nothing.
   std::vector<int> neverEmpty;
   /// A dimension of `inner` indices for each index of its factor: it is split only where that is a multiple of `inner`.

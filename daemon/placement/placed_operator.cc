@@ -274,11 +274,14 @@ absl::StatusOr<OperatorRule> OperatorRule::create(const OperatorTemplate& op,
     absl::StatusOr<Factors> factors = rule->family(element->call, rule->detail);
     if (!factors.ok()) return factors.status();
     if (absl::Status covers = checkCovers(*factors, element->call); !covers.ok()) return covers;
+    for (std::size_t o = 0; o < element->call.outputs.size(); ++o) {
+      if (element->call.outputs[o]->numel() == 0) factors->nothing.push_back(static_cast<int>(o));
+    }
     if (absl::Status bounds = checkBounds(*factors, element->call); !bounds.ok()) return bounds;
     std::erase_if(factors->moved, [&](const std::vector<int>& set) { return !keepsDType(element->call, set); });
     std::erase_if(factors->linear, [&](const std::vector<int>& set) { return !isLinearIn(element->call, set); });
-    // Lists are run by one kernel, and most programs write to nothing.
-    if (rule->foreach || (!op.written.empty() && !factors->programWrites)) withoutPrograms(&*factors);
+    // Most programs make new tensors; none is for a list that is written to.
+    if (!op.written.empty() && (rule->foreach || !factors->programWrites)) withoutPrograms(&*factors);
     RuledElement ruled{*std::move(element), *std::move(factors), {}};
     for (Signature& row : signaturesOf(ruled.factors)) {
       bool stays = isReadable(row, ruled.element.call);
@@ -505,19 +508,19 @@ absl::StatusOr<Candidate> OperatorRule::cheapest() const {
   return total;
 }
 
-absl::StatusOr<std::unique_ptr<Program>> OperatorRule::program(const Candidate& candidate) const {
-  // Operators on lists have none: their elements run in one kernel.
-  for (const Factors::Combined& combined : elements_[0].factors.combined) {
+absl::StatusOr<std::unique_ptr<Program>> OperatorRule::program(const Candidate& candidate, std::size_t element) const {
+  const std::vector<const Signature*>& rows = candidate.rows[element];
+  for (const Factors::Combined& combined : elements_[element].factors.combined) {
     std::int64_t parts = 1;
     bool sharded = false;
-    for (std::size_t m = 0; m < candidate.rows[0].size(); ++m) {
-      const int factor = candidate.rows[0][m]->factor;
+    for (std::size_t m = 0; m < rows.size(); ++m) {
+      const int factor = rows[m]->factor;
       if (std::find(combined.factors.begin(), combined.factors.end(), factor) == combined.factors.end()) continue;
       parts *= mesh_->mesh.shape()[m];
       sharded = true;
     }
     if (!sharded) continue;
-    absl::StatusOr<Program> program = combined.program(elements_[0].element.call, parts);
+    absl::StatusOr<Program> program = combined.program(elements_[element].element.call, parts);
     if (!program.ok()) return program.status();
     return std::make_unique<Program>(*std::move(program));
   }

@@ -70,7 +70,7 @@ class OperatorRule {
   static Placements inputPlacements(const std::vector<const Signature*>& rows, std::size_t input);
   static Placements outputPlacements(const std::vector<const Signature*>& rows, std::size_t output);
   /// The program to run in place of the kernel; null: the kernel is right.
-  absl::StatusOr<std::unique_ptr<Program>> program(const Candidate& candidate) const;
+  absl::StatusOr<std::unique_ptr<Program>> program(const Candidate& candidate, std::size_t element) const;
 
  private:
   /// OK, or why the tensors of `element` cannot be split as `rows` say on this mesh.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
+#include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -266,7 +268,7 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
   if (allReplicated(inputs)) {
     // Every rank computes the same from the same: right for any deterministic operator, rule or not.
     std::unique_ptr<PlannedOperator> plan = start(mesh, inputs.size(), op.name);
-    addKernel(plan.get(), op, op.arguments);
+    addKernel(plan.get(), op, op.arguments, op.outputs);
     addOutputs(plan.get(), *outputs, everywhere, aliases);
     return plan;
   }
@@ -280,7 +282,7 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
     absl::StatusOr<std::vector<Value>> arguments = replicated(plan.get(), op, inputs);
     if (!arguments.ok()) return arguments.status();
     if (absl::Status views = checkViews(aliases, plan->redistributions); !views.ok()) return views;
-    addKernel(plan.get(), op, *arguments);
+    addKernel(plan.get(), op, *arguments, op.outputs);
     addOutputs(plan.get(), *outputs, everywhere, aliases);
     return plan;
   }
@@ -305,7 +307,7 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::makeFactory(const Oper
     std::unique_ptr<PlannedOperator> plan = start(op.mesh, 0, op.name);
     const TensorMeta rows =
         *makeMeta(outputs[0].dtype, {static_cast<std::int64_t>(op.mesh->mesh.ranks().size()), outputs[0].shape[1]});
-    addOutput(plan.get(), addKernel(plan.get(), op, op.arguments),
+    addOutput(plan.get(), addKernel(plan.get(), op, op.arguments, op.outputs),
               {rows, op.mesh, Placements(static_cast<std::size_t>(meshDims), Placement::shard(0))}, -1);
     return plan;
   }
@@ -321,7 +323,7 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::makeFactory(const Oper
   std::unique_ptr<PlannedOperator> plan = start(op.mesh, 0, op.name);
   std::vector<Value> arguments = op.arguments;
   if (inPlace) arguments[0] = Value(LocalSizes{outputs[0].shape, *wanted});
-  addKernel(plan.get(), op, arguments);
+  addKernel(plan.get(), op, arguments, op.outputs);
   const Placements made = inPlace ? *wanted : allReplicate(meshDims);
   for (std::uint32_t o = 0; o < op.outputs; ++o) {
     const std::uint32_t slot = made == *wanted ? o : addConversion(plan.get(), o, outputs[o].shape, made, *wanted);
@@ -348,17 +350,27 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::makeRuled(
       placed[element.outputs[o]] = OperatorRule::outputPlacements(candidate.rows[e], o);
     }
   }
-  absl::StatusOr<std::unique_ptr<Program>> program = rule.program(candidate);
-  if (!program.ok()) return program.status();
-  if (*program != nullptr) {
-    const RuledElement& ruled = rule.elements()[0];
-    std::vector<std::uint32_t> inputSlots;
-    for (const std::uint32_t input : ruled.element.inputs) inputSlots.push_back(slots[input]);
-    absl::StatusOr<std::vector<std::uint32_t>> results =
-        addProgram(plan.get(), **program, ruled.factors, candidate.rows[0], std::move(inputSlots));
-    if (!results.ok()) return results.status();
+  std::vector<std::unique_ptr<Program>> programs;
+  for (std::size_t e = 0; e < candidate.rows.size(); ++e) {
+    absl::StatusOr<std::unique_ptr<Program>> program = rule.program(candidate, e);
+    if (!program.ok()) return program.status();
+    programs.push_back(*std::move(program));
+  }
+  if (std::any_of(programs.begin(), programs.end(), [](const auto& program) { return program != nullptr; })) {
+    std::vector<std::uint32_t> results(outputs.size());
+    for (std::size_t e = 0; e < programs.size(); ++e) {
+      const RuledElement& ruled = rule.elements()[e];
+      absl::StatusOr<std::vector<std::uint32_t>> made =
+          programs[e] == nullptr
+              ? addElement(plan.get(), op, rule.elements(), e, slots)
+              : addProgram(plan.get(), *programs[e], ruled.factors, candidate.rows[e], ruled.element.inputs, slots);
+      if (!made.ok()) return made.status();
+      for (std::size_t o = 0; o < ruled.element.outputs.size(); ++o) {
+        if (ruled.element.outputs[o] != RuleElement::kNoOutput) results[ruled.element.outputs[o]] = (*made)[o];
+      }
+    }
     for (std::size_t o = 0; o < outputs.size(); ++o) {
-      addOutput(plan.get(), (*results)[o], {outputs[o], mesh, placed[o]}, op.written.empty() ? -1 : aliases[o]);
+      addOutput(plan.get(), results[o], {outputs[o], mesh, placed[o]}, op.written.empty() ? -1 : aliases[o]);
     }
     return plan;
   }
@@ -373,15 +385,38 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::makeRuled(
       argument = Value(LocalRange{outputs[output].shape, placed[output], size.dim, LocalRange::Part::kLength});
     }
   }
-  addKernel(plan.get(), op, arguments);
+  addKernel(plan.get(), op, arguments, op.outputs);
   addOutputs(plan.get(), outputs, placed, aliases);
   return plan;
+}
+
+std::vector<std::uint32_t> Planner::addElement(PlannedOperator* plan, const OperatorTemplate& op,
+                                               absl::Span<const RuledElement> elements, std::size_t place,
+                                               const std::vector<std::uint32_t>& slots) {
+  std::vector<Value> arguments;
+  for (const Value& argument : op.arguments) {
+    if (std::optional<TensorListArg> list = tensorListOf(argument); list && list->indices.size() == elements.size()) {
+      arguments.push_back(renumbered(Value(TensorListArg{{list->indices[place]}}), slots));
+    } else if (const auto* numbers = argument.as<std::vector<Value>>(); numbers != nullptr) {
+      arguments.push_back(Value(std::vector<Value>{(*numbers)[place]}));
+    } else {
+      arguments.push_back(renumbered(argument, slots));
+    }
+  }
+  const auto results = static_cast<std::uint32_t>(op.outputs / elements.size());
+  const std::uint32_t first = addKernel(plan, op, arguments, results);
+  std::vector<std::uint32_t> made(results);
+  std::iota(made.begin(), made.end(), first);
+  return made;
 }
 
 absl::StatusOr<std::vector<std::uint32_t>> Planner::addProgram(PlannedOperator* plan, const Program& program,
                                                                const Factors& factors,
                                                                const std::vector<const Signature*>& rows,
-                                                               std::vector<std::uint32_t> slots) {
+                                                               const std::vector<std::uint32_t>& inputs,
+                                                               const std::vector<std::uint32_t>& inputSlots) {
+  std::vector<std::uint32_t> slots;  // of the program's tensors
+  for (const std::uint32_t input : inputs) slots.push_back(inputSlots[input]);
   const auto isCombined = [&](int factor) {
     return std::any_of(factors.combined.begin(), factors.combined.end(), [&](const Factors::Combined& combined) {
       return std::find(combined.factors.begin(), combined.factors.end(), factor) != combined.factors.end();
@@ -470,21 +505,21 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::makeUnknown(const Oper
   plan->wire.set_report_outputs(true);
   absl::StatusOr<std::vector<Value>> arguments = replicated(plan.get(), op, inputs);
   if (!arguments.ok()) return arguments.status();
-  const std::uint32_t first = addKernel(plan.get(), op, *arguments);
+  const std::uint32_t first = addKernel(plan.get(), op, *arguments, op.outputs);
   for (std::uint32_t o = 0; o < op.outputs; ++o) plan->wire.add_outputs(first + o);
   return plan;
 }
 
-std::uint32_t Planner::addKernel(PlannedOperator* plan, const OperatorTemplate& op,
-                                 const std::vector<Value>& arguments) {
+std::uint32_t Planner::addKernel(PlannedOperator* plan, const OperatorTemplate& op, const std::vector<Value>& arguments,
+                                 std::uint32_t results) {
   v1::KernelStep* kernel = plan->wire.add_steps()->mutable_kernel();
   kernel->set_operator_name(op.name);
-  kernel->set_outputs(op.outputs);
+  kernel->set_outputs(results);
   kernel->set_mutates(!op.written.empty());
   kernel->set_random(op.op.hasTag(at::Tag::nondeterministic_seeded));
   for (const Value& argument : arguments) toWire(argument, kernel->add_arguments());
-  plan->slots += op.outputs;
-  return plan->slots - op.outputs;
+  plan->slots += results;
+  return plan->slots - results;
 }
 
 std::uint32_t Planner::addConversion(PlannedOperator* plan, std::uint32_t slot, const std::vector<std::int64_t>& shape,

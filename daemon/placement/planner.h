@@ -111,19 +111,24 @@ class Planner {
   absl::StatusOr<std::unique_ptr<PlannedOperator>> makeUnknown(const OperatorTemplate& op,
                                                                absl::Span<const TensorLayout* const> inputs,
                                                                bool implicit);
-  /// Steps of the program; the slots of its outputs.
+  /// Steps of a program for these inputs of the call, which `inputSlots` has all of; the slots of its outputs.
   absl::StatusOr<std::vector<std::uint32_t>> addProgram(PlannedOperator* plan, const Program& program,
                                                         const Factors& factors,
                                                         const std::vector<const Signature*>& rows,
-                                                        std::vector<std::uint32_t> slots);
+                                                        const std::vector<std::uint32_t>& inputs,
+                                                        const std::vector<std::uint32_t>& inputSlots);
+  /// The operator on lists, for the tensors at one place of them; the slots of its results.
+  static std::vector<std::uint32_t> addElement(PlannedOperator* plan, const OperatorTemplate& op,
+                                               absl::Span<const RuledElement> elements, std::size_t place,
+                                               const std::vector<std::uint32_t>& slots);
   static void redistribute(PlannedOperator* plan, absl::Span<const TensorLayout* const> inputs,
                            std::vector<Redistribution> redistributions, std::vector<std::uint32_t>* slots);
   /// The arguments, after steps that make all inputs Replicate.
   static absl::StatusOr<std::vector<Value>> replicated(PlannedOperator* plan, const OperatorTemplate& op,
                                                        absl::Span<const TensorLayout* const> inputs);
-  /// The slot of its first result.
-  static std::uint32_t addKernel(PlannedOperator* plan, const OperatorTemplate& op,
-                                 const std::vector<Value>& arguments);
+  /// The slot of the first of its results.
+  static std::uint32_t addKernel(PlannedOperator* plan, const OperatorTemplate& op, const std::vector<Value>& arguments,
+                                 std::uint32_t results);
   /// The slot of its result.
   static std::uint32_t addConversion(PlannedOperator* plan, std::uint32_t slot, const std::vector<std::int64_t>& shape,
                                      const Placements& from, const Placements& to);

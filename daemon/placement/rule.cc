@@ -16,8 +16,8 @@ namespace dtorch {
 namespace {
 
 // Each step updates parameters and their states element by element, all of a list in one kernel.
-constexpr std::array<absl::string_view, 4> kFusedOptimizers = {"aten::_fused_adam_", "aten::_fused_adamw_",
-                                                               "aten::_fused_sgd_", "aten::_fused_adagrad_"};
+constexpr std::array<absl::string_view, 3> kFusedOptimizers = {"aten::_fused_adam_", "aten::_fused_adamw_",
+                                                               "aten::_fused_sgd_"};
 
 // Overloads of operators with a rule that run on whole tensors all the same, and why.
 struct WholeOnly {
@@ -26,14 +26,25 @@ struct WholeOnly {
 };
 constexpr const char* kNewTensors = "over split dimensions it takes a program, which makes new tensors";
 constexpr const char* kAllElements = "it looks at all elements together";
+constexpr const char* kOneByOne = "call the form for one tensor on each";
+constexpr const char* kTolerance = "its tolerance is a tensor: give a number";
+constexpr const char* kNoCase = "no case has proven its rule";
 constexpr const char* kNumbers = "all but what it looks up are numbers";
 constexpr std::array kWholeOnly = std::to_array<WholeOnly>({
-    {"aten::_foreach_norm.Scalar", "over split dimensions it takes a program, one kernel runs the list"},
     {"aten::_foreach_norm.Scalar_out", kNewTensors},
+    {"aten::_batch_norm_with_update.out", kNoCase},
+    {"aten::_native_batch_norm_legit.out", kNoCase},
     {"aten::_stack.out", "its out argument is turned into another shape"},
+    {"aten::atleast_1d.Sequence", kOneByOne},
+    {"aten::atleast_2d.Sequence", kOneByOne},
+    {"aten::atleast_3d.Sequence", kOneByOne},
     {"aten::bucketize.Scalar", kNumbers},
     {"aten::bucketize.Scalar_out", kNumbers},
     {"aten::conj", "it makes a view that is conjugated when it is read"},
+    {"aten::linalg_matrix_rank.out_tol_tensor", kTolerance},
+    {"aten::linalg_matrix_rank.tol_tensor", kTolerance},
+    {"aten::linalg_pinv.out_rcond_tensor", kTolerance},
+    {"aten::linalg_pinv.rcond_tensor", kTolerance},
     {"aten::median", kAllElements},
     {"aten::median.out", kAllElements},
     {"aten::nanmedian", kAllElements},

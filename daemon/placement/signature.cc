@@ -32,6 +32,10 @@ Signature replicate(const Factors& factors) {
   return {std::vector<Placement>(factors.inputs.size()), std::vector<Placement>(factors.outputs.size()), -1};
 }
 
+bool hasNothing(const Factors& factors, std::size_t output) {
+  return std::find(factors.nothing.begin(), factors.nothing.end(), static_cast<int>(output)) != factors.nothing.end();
+}
+
 // What outputs without `factor` are where it is sharded; nullopt: it must not be.
 std::optional<Placement> lacking(const Factors& factors, int factor) {
   for (const Factors::Combined& combined : factors.combined) {
@@ -60,6 +64,8 @@ std::optional<Signature> sharded(const Factors& factors, int factor) {
   for (std::size_t o = 0; o < factors.outputs.size(); ++o) {
     if (const int dim = dimOf(factors.outputs[o], factor); dim >= 0) {
       signature.outputs[o] = Placement::shard(dim);
+    } else if (hasNothing(factors, o)) {
+      continue;
     } else if (without) {
       signature.outputs[o] = *without;
       reduces = true;
@@ -76,7 +82,9 @@ std::optional<Signature> sharded(const Factors& factors, int factor) {
 Signature partial(const Factors& factors, const std::vector<int>& inputs, ReduceOp op) {
   Signature signature = replicate(factors);
   for (const int input : inputs) signature.inputs[static_cast<std::size_t>(input)] = Placement::partial(op);
-  for (Placement& output : signature.outputs) output = Placement::partial(op);
+  for (std::size_t o = 0; o < signature.outputs.size(); ++o) {
+    if (!hasNothing(factors, o)) signature.outputs[o] = Placement::partial(op);
+  }
   return signature;
 }
 

@@ -36,7 +36,7 @@ class Row:
             elif isinstance(value, (list, tuple)) and any(map(is_tensor, value)):
                 parts.append(listed([next(placements) for leaf in value if is_tensor(leaf)]))
         outputs = list(map(repr, self.outputs))
-        lists = any("[]" in str(result.type) for result in call.overload._schema.returns)
+        lists = any("List" in str(result.type) for result in call.overload._schema.returns)
         return f"{', '.join(parts)} -> {listed(outputs) if lists else ', '.join(outputs)}"
 
 
@@ -161,7 +161,8 @@ def remote_arguments(call, remote):
     """Of a call whose tensors are `remote` ones. TypeError: an argument that is not sent."""
     given = iter(remote)
     args, kwargs = samples.mapped(lambda _: next(given), (call.args, call.kwargs))
-    kwargs.pop("generator", None)
+    if kwargs.get("generator") is not None:
+        raise TypeError("a generator")
     device = kwargs.get("device")
     if device is not None and torch.device(device).type != "cpu":
         raise TypeError("a device that is not cpu")

@@ -78,6 +78,9 @@ def foreach_with_tensors(shape, dtype):
         if hasattr(getattr(aten, name), "ScalarList") and not (dtype == torch.int64 and name == "_foreach_lerp"):
             getattr(aten, name).ScalarList(*lists, [2, 1, 3])
     aten._foreach_pow.ScalarAndTensor(2, make())
+    if dtype.is_floating_point:
+        for order in 2, 1:
+            aten._foreach_norm.Scalar([draw(each, dtype) for each in ((6, 4), (5, 8), (9, 6))], order)
     aten._foreach_max.default([draw(each, dtype) for each in ((6, 4), (5, 8), (9, 6))])
     aten._foreach_copy_.default(make(), make())
     aten._foreach_copy.default(make(), make())
@@ -275,8 +278,10 @@ def of_volumes(shape, dtype):
     aten.slow_conv3d_forward.default(x, kernel, [3, 3, 3], bias, [1, 1, 1], [0, 0, 0])
     aten.slow_conv3d.default(x, kernel, [3, 3, 3], bias)
     aten.slow_conv_dilated3d.default(x, kernel, [3, 3, 3], bias)
-    aten.conv3d.default(x, kernel, bias)
-    aten.conv3d.padding(x, kernel, bias, [1], "same")
+    for given in x, x[0].clone():
+        for added in bias, None:
+            aten.conv3d.default(given, kernel, added)
+            aten.conv3d.padding(given, kernel, added, [1], "same")
     for scale in (None, [2.0, 1.5, 1.0]):
         size = None if scale else [d + 1, h + 2, w + 3]
         aten._upsample_nearest_exact3d.vec(x, size, scale)
@@ -302,7 +307,9 @@ def of_images(shape, dtype):
     kernel = draw((6, c, 3, 3), dtype)
     aten.slow_conv_dilated2d.default(x, kernel, [3, 3], draw((6,), dtype))
     aten._convolution.deprecated(x, kernel, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, False, False, True)
-    aten.conv2d.padding(x, kernel, None, [1], "same")
+    for given in x, x[0].clone():
+        for added in draw((6,), dtype), None:
+            aten.conv2d.padding(given, kernel, added, [1], "same")
     aten._convolution.default(x, kernel, draw((6,), dtype), [1, 1], [1, 1], [1, 1], False, [0, 0], 1, False, False, True, True)
     aten.convolution.default(x, kernel, draw((6,), dtype), [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     aten.convolution.default(x, draw((c, 3, 2, 2), dtype), None, [2, 2], [0, 0], [1, 1], True, [0, 0], 1)

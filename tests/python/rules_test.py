@@ -242,6 +242,15 @@ class RulesTest(unittest.TestCase):
         with self.assertRaises(dtorch.Error):
             x[0].get().wait(LIMIT)
 
+    def test_norms_of_a_list_are_those_of_whole_tensors(self):
+        tensors = [torch.randn(7, 4), torch.randn(5), torch.randn(2, 3)]
+        remote = [self.session.put(tensor, [placement])
+                  for tensor, placement in zip(tensors, (Shard(0), Shard(0), Replicate()))]
+        for order in 2, 1, float("inf"):
+            for norm, want in zip(self.session.call("aten::_foreach_norm.Scalar", remote, order, outputs=3),
+                                  torch._foreach_norm(tensors, order)):
+                self.same(norm, want, 1e-5)
+
     def test_a_fused_optimizer_steps_lists_of_shards(self):
         params = [torch.randn(6, 4), torch.randn(4)]
         grads = [torch.randn(6, 4), torch.randn(4)]
@@ -339,6 +348,23 @@ class RulesTest(unittest.TestCase):
             self.session.call("aten::nll_loss_forward", self.session.put(likely, [Shard(1)]),
                               self.session.put(torch.tensor([3, 10, 0, 0, 4])), None, 1, -100,
                               outputs=2)[0].get().wait(LIMIT)
+
+    def test_gradients_that_are_not_asked_for_are_nothing(self):
+        x, grad, weight = torch.randn(6, 2, 5, 5), torch.randn(6, 4, 3, 3), torch.randn(4, 2, 3, 3)
+        rest = [4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+        for mask in [False, False, True], [False, True, False], [True, False, False]:
+            want = torch.ops.aten.convolution_backward(grad, x, weight, *rest, mask)
+            placed = [self.session.put(grad, [Shard(0)]), self.session.put(x, [Shard(0)]), self.session.put(weight)]
+            results = self.session.call("aten::convolution_backward", *placed, *rest, mask, outputs=3)
+            for result, value in zip(results, want):
+                if value is None:
+                    self.assertEqual(result.describe().wait(LIMIT).placements, [Replicate()])
+                else:
+                    self.same(result, value, 1e-4)
+        statistics = [torch.rand(2) + 0.5 for _ in range(4)]
+        out = self.session.call("aten::_native_batch_norm_legit_no_training", self.session.put(x, [Shard(0)]),
+                                *map(self.session.put, statistics), 0.1, 1e-5, outputs=3)[0]
+        self.same(out, torch.ops.aten._native_batch_norm_legit_no_training(x, *statistics, 0.1, 1e-5)[0], 1e-5)
 
     def test_all_and_any_over_no_dimension(self):
         x = torch.tensor([[1.0, 0.0], [2.0, 3.0], [0.0, 0.0]])

@@ -297,7 +297,6 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::fft_rfft", fourierFactors, "1"},
     {"aten::fft_irfft", fourierFactors, "1"},
     {"aten::fft_hfft", fourierFactors, "1"},
-    {"aten::fft_ihfft", fourierFactors, "1"},
     {"aten::fft_fft2", fourierFactors, "n"},
     {"aten::fft_ifft2", fourierFactors, "n"},
     {"aten::fft_rfft2", fourierFactors, "n"},

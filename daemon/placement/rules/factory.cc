@@ -33,7 +33,6 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::new_ones", newFactors, ""},
     {"aten::new_full", newFactors, ""},
     {"aten::new_empty", newFactors, ""},
-    {"aten::one_hot", notationFactors, "... -> ... [k]"},
     {"aten::bucketize", notationFactors, "..., * -> ..."},
     {"aten::isin.Tensor_Tensor", notationFactors, "..., * -> ..."},
     {"aten::isin.Tensor_Scalar", notationFactors, "... -> ..."},
