@@ -378,13 +378,59 @@ absl::Status fusedOptimizer(const CallArguments& call) {
   return absl::OkStatus();
 }
 
+absl::Status lstm(const CallArguments& call) {
+  const at::Tensor* input = call.tensor("input");
+  const c10::IValue* states = call.find("hx");
+  const c10::IValue* given = call.find("params");
+  if (input == nullptr || states == nullptr || !states->isTensorList() || given == nullptr || !given->isTensorList()) {
+    return absl::OkStatus();  // of a packed sequence: its kernel checks
+  }
+  const std::vector<at::Tensor> state = states->toTensorVector();
+  const std::vector<at::Tensor> weights = given->toTensorVector();
+  if (input->dim() != 3 || state.size() != 2 || state[0].dim() != 3 || state[1].dim() != 3) {
+    return call.refuse("hx", "or input have not three dimensions");
+  }
+  const std::int64_t layers = call.integer("num_layers", 1);
+  if (layers < 1 || layers > static_cast<std::int64_t>(weights.size())) {
+    return call.refuse("num_layers", absl::StrCat("is ", layers, " where params has ", weights.size(), " tensors"));
+  }
+  const std::int64_t directions = call.flag("bidirectional") ? 2 : 1;
+  const std::int64_t batch = input->size(call.flag("batch_first") ? 0 : 1);
+  const std::int64_t hidden = state[1].size(2);
+  const std::int64_t projected = state[0].size(2);
+  if (state[0].sizes() != c10::IntArrayRef({layers * directions, batch, projected}) ||
+      state[1].sizes() != c10::IntArrayRef({layers * directions, batch, hidden})) {
+    return call.refuse("hx", absl::StrCat("of shape ", text(state[0].sizes()), " is none for ", text(input->sizes())));
+  }
+  std::vector<Shape> wanted;
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    for (std::int64_t direction = 0; direction < directions; ++direction) {
+      wanted.push_back({4 * hidden, layer == 0 ? input->size(2) : projected * directions});
+      wanted.push_back({4 * hidden, projected});
+      if (call.flag("has_biases")) wanted.insert(wanted.end(), 2, Shape{4 * hidden});
+      if (projected != hidden) wanted.push_back({projected, hidden});
+    }
+  }
+  if (weights.size() != wanted.size()) {
+    return call.refuse("params", absl::StrCat("has ", weights.size(), " tensors where ", wanted.size(), " are read"));
+  }
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    if (weights[i].sizes() == wanted[i]) continue;
+    return call.refuse("params", absl::StrCat("holds, at ", i, ", shape ", text(weights[i].sizes()), " where ",
+                                              text(wanted[i]), " is read"));
+  }
+  return absl::OkStatus();
+}
+
 struct Row {
   absl::string_view name;
   absl::Status (*check)(const CallArguments& call);
 };
 
-// Found with wrong shapes and guard pages behind the tensors, on LibTorch 2.11's CPU kernels.
-constexpr std::array<Row, 52> kChecks = {{
+// Found with wrong shapes and guard pages behind the tensors, on LibTorch 2.11's CPU kernels. An LSTM's layers run in
+// oneDNN, which asks nothing.
+constexpr std::array<Row, 53> kChecks = {{
+    {"aten::lstm", lstm},
     {"aten::_log_softmax_backward_data", softmaxGradient},
     {"aten::_softmax_backward_data", softmaxGradient},
     {"aten::native_batch_norm", batchNorm},

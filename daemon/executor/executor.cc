@@ -25,6 +25,8 @@ namespace {
 constexpr int kFrameCommands = 128;
 // Or when it holds this part of the time that may be in flight: credit comes back by frames.
 constexpr double kFrameTime = 1.0 / 8;
+// However long they take: the workers have the next one when one is done.
+constexpr std::uint64_t kAlwaysInFlight = 2;
 // Of what has never run, so many may be in flight.
 constexpr double kUnknownOperators = 128;
 constexpr std::uint64_t kFrameBytes = 16u << 20;
@@ -240,7 +242,7 @@ absl::StatusOr<GroupId> Executor::groupOf(const std::vector<Rank>& ranks) {
 
 bool Executor::hasCredit(const Group& group) const {
   return group.operators < options_.maxOperatorsInFlight && group.bytes < options_.maxBytesInFlight &&
-         (group.operators == 0 || group.time < options_.maxTimeInFlight);
+         (group.operators < kAlwaysInFlight || group.time < options_.maxTimeInFlight);
 }
 
 bool Executor::usable(GroupId id) const {

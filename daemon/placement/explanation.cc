@@ -10,6 +10,8 @@ namespace {
 
 // Programs have more than anybody reads.
 constexpr std::size_t kMaxCandidates = 32;
+// Nor of long lists so many tensors, over all candidates.
+constexpr std::size_t kMaxShown = 8192;
 
 // Row `r` of each element, put together: placements of all tensors of the call along one mesh dimension.
 void addRow(const OperatorRule& rule, std::size_t r, std::size_t inputs, std::size_t outputs, v1::Explanation* wire) {
@@ -50,9 +52,11 @@ v1::Explanation explain(const OperatorRule& rule, std::size_t inputs, std::size_
   if (!match.ok()) wire.set_refusal(std::string(match.status().message()));
   if (rule.elements().size() != 1) return wire;
   const RuleElement& element = rule.elements()[0].element;
+  const std::size_t shown = std::clamp<std::size_t>(kMaxShown / std::max<std::size_t>(inputs, 1), 1, kMaxCandidates);
   for (const Candidate& candidate : rule.candidates(0)) {
-    if (static_cast<std::size_t>(wire.candidates_size()) == kMaxCandidates) break;
-    if (match.ok() && candidate.redistributions.empty()) wire.set_choice(wire.candidates_size());
+    const bool chosen = match.ok() && candidate.redistributions.empty() && wire.choice() < 0;
+    if (static_cast<std::size_t>(wire.candidates_size()) >= shown && !chosen) continue;
+    if (chosen) wire.set_choice(wire.candidates_size());
     v1::PlacementCandidate* added = wire.add_candidates();
     for (std::size_t i = 0; i < element.inputs.size(); ++i) {
       toWire(OperatorRule::inputPlacements(candidate.rows[0], i), added->add_inputs()->mutable_placements());

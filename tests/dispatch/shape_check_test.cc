@@ -129,6 +129,17 @@ TEST_CASE("lists, heads and pivots go with what they belong to") {
   refusesOnly(attention, 1, f({1, 2, 6, 8}), "key");
   refusesOnly(attention, 1, f({2, 8, 6, 8}), "key");
   refusesOnly(attention, 2, f({2, 2, 3, 8}), "value");
+  const auto tensors = [](const std::vector<Ints>& shapes) {
+    c10::List<at::Tensor> made;
+    for (const Ints& shape : shapes) made.push_back(f(shape));
+    return c10::IValue(made);
+  };
+  const Call lstm = {"aten::lstm.input",
+                     {f({3, 4, 5}), tensors({{1, 4, 3}, {1, 4, 3}}), tensors({{12, 5}, {12, 3}, {12}, {12}}), true, 1,
+                      0.0, false, false, false}};
+  refusesOnly(lstm, 1, tensors({{1, 1, 3}, {1, 4, 3}}), "hx");
+  refusesOnly(lstm, 2, tensors({{12, 5}, {12, 1}, {12}, {12}}), "params");
+  refusesOnly(lstm, 2, tensors({{12, 5}, {12, 3}}), "params");
   refusesOnly({"aten::lu_unpack", {at::eye(3), at::tensor({1, 2, 3}, at::kInt), true, true}}, 1,
               at::tensor({1}, at::kInt), "LU_pivots");
 }
