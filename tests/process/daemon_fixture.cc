@@ -48,6 +48,13 @@ std::vector<std::string> filesOf(const std::string& folder) {
   return names;
 }
 
+/// Names in /dev/shm, without those of tests that play strangers beside this one.
+std::vector<std::string> sharedMemoryNames() {
+  std::vector<std::string> names = filesOf("/dev/shm");
+  std::erase_if(names, [](const std::string& name) { return absl::StartsWith(name, kStrangersPrefix); });
+  return names;
+}
+
 /// Starts a program whose output goes to `output`, without what the environment would tell a daemon or client.
 pid_t start(const std::vector<std::string>& command, const std::string& output) {
   std::vector<char*> arguments;
@@ -101,7 +108,7 @@ ProgramResult runProgram(const std::vector<std::string>& command, std::chrono::s
   return result;
 }
 
-DaemonFixture::DaemonFixture(const Options& options) : folder_(makeFolder()), sharedMemory_(filesOf("/dev/shm")) {
+DaemonFixture::DaemonFixture(const Options& options) : folder_(makeFolder()), sharedMemory_(sharedMemoryNames()) {
   // What the daemon leaves behind becomes this process's child, so that it can be found.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   std::vector<std::string> command{binFolder() + "/dtorchd",
@@ -152,7 +159,7 @@ void DaemonFixture::stop() {
   CHECK(status == 0);
   CHECK(::waitpid(-1, nullptr, WNOHANG) == -1);  // no orphan
   for (const std::string& name : filesOf(folder_)) CHECK(name == "log");
-  CHECK(filesOf("/dev/shm") == sharedMemory_);
+  CHECK(sharedMemoryNames() == sharedMemory_);
 }
 
 void DaemonFixture::kill(int signal) {

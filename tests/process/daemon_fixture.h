@@ -13,6 +13,9 @@
 
 namespace dtorch {
 
+/// Begins the names of what a test leaves in /dev/shm for a while, as somebody else might.
+inline constexpr const char* kStrangersPrefix = "dtorch-of-a-stranger-";
+
 /// A real dtorchd with real workers, in a runtime directory of its own; healthy once constructed.
 /// Owns: the process and all that it starts. Destruction stops it, by force where it must, and checks that nothing is
 /// left.

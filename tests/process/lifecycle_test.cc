@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "client/cpp/operators.h"
 #include "client/cpp/session.h"
 #include "tests/catch.h"
@@ -284,7 +285,7 @@ TEST_CASE("workers end with a daemon that is killed, and the next one just start
 
 TEST_CASE("20 daemons killed with SIGKILL leave shared memory as it was, others' too") {  // vllm#54002, sglang#40723
   // A name that a sweep by prefix would take.
-  const std::filesystem::path stranger = "/dev/shm/dtorch-of-a-stranger-" + std::to_string(getpid());
+  const std::filesystem::path stranger = absl::StrCat("/dev/shm/", kStrangersPrefix, getpid());
   std::ofstream(stranger) << "not yours";
   const std::string folder = std::filesystem::temp_directory_path() / ("dtorch-killed-" + std::to_string(getpid()));
   {
