@@ -1,8 +1,8 @@
 #include "dispatch/index_check.h"
 
+#include <ATen/ScalarOps.h>
 #include <ATen/ops/aminmax.h>
 #include <ATen/ops/result_type.h>
-#include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
 #include <array>
@@ -134,7 +134,25 @@ absl::Status segments(const CallArguments& call) {
 
 absl::Status classesOfCtc(const CallArguments& call) {
   const at::Tensor* probabilities = call.tensor("log_probs");
-  return probabilities == nullptr ? absl::OkStatus() : within(call, "targets", 0, sizeOr(probabilities, -1, 0));
+  const at::Tensor* targets = call.values("targets");
+  if (probabilities == nullptr || targets == nullptr) return absl::OkStatus();
+  const std::int64_t classes = sizeOr(probabilities, -1, 0);
+  const auto lengths = call.integers("target_lengths");
+  if (targets->dim() != 2 || !lengths || static_cast<std::int64_t>(lengths->size()) != targets->size(0)) {
+    return within(call, "targets", 0, classes);
+  }
+  // What lies behind the end of a row is not read.
+  for (std::int64_t row = 0; row < targets->size(0); ++row) {
+    const std::int64_t length = (*lengths)[static_cast<std::size_t>(row)];
+    if (length < 0 || length > targets->size(1))
+      return call.refuse("target_lengths", "is no length of a row of targets");
+    const at::Tensor read = targets->select(0, row).narrow(0, 0, length);
+    const at::Tensor wrong = read.lt(0).logical_or(read.ge(classes));
+    if (!wrong.any().item<bool>()) continue;
+    const auto value = read.masked_select(wrong)[0].item<std::int64_t>();
+    return call.refuse("targets", absl::StrCat("holds ", value, ", outside 0 to ", classes - 1));
+  }
+  return absl::OkStatus();
 }
 
 // The backward trusts the lengths and what the forward has left for it.
@@ -203,27 +221,31 @@ struct Row {
   absl::Status (*check)(const CallArguments& call);
 };
 
-// Found with hostile values on LibTorch 2.11's CPU kernels; those that are not here check for themselves.
-// Processors trap on the least integer by -1, of 32 bits and more.
+// Processors trap on the least integer by -1, of 32 bits and more: after both have been made of the result's type.
 absl::Status quotients(const CallArguments& call) {
   const c10::IValue* mode = call.find("rounding_mode");
-  const at::Tensor* self = call.values("self");
-  if (mode == nullptr || !mode->isString() || mode->toStringRef() != "trunc" || self == nullptr)
-    return absl::OkStatus();
-  const c10::IValue* other = call.find("other");
-  if (other == nullptr || (!other->isTensor() && !other->isInt())) return absl::OkStatus();
-  const at::Tensor divisor = other->isTensor() ? other->toTensor() : at::scalar_tensor(other->toInt(), at::kLong);
-  if (!divisor.defined() || divisor.is_meta()) return absl::OkStatus();
-  const at::ScalarType type = other->isTensor() ? at::result_type(*self, divisor) : self->scalar_type();
+  if (mode == nullptr || !mode->isString() || mode->toStringRef() != "trunc") return absl::OkStatus();
+  const auto operand = [&](absl::string_view name) {
+    const c10::IValue* given = call.find(name);
+    if (given == nullptr || given->isNone()) return at::Tensor();
+    return given->isTensor() ? given->toTensor() : c10::scalar_to_tensor(given->toScalar());
+  };
+  const at::Tensor self = operand("self");
+  const at::Tensor other = operand("other");
+  if (!self.defined() || !other.defined() || self.is_meta() || other.is_meta()) return absl::OkStatus();
+  const bool number = !call.find("other")->isTensor();
+  const at::ScalarType type =
+      number ? at::result_type(self, call.find("other")->toScalar()) : at::result_type(self, other);
   if (type != at::kInt && type != at::kLong) return absl::OkStatus();
-  const at::Tensor negative = divisor.eq(-1);
+  const at::Tensor negative = other.to(type).eq(-1);
   if (!negative.any().item<bool>()) return absl::OkStatus();
   const std::int64_t least =
       type == at::kInt ? std::numeric_limits<std::int32_t>::min() : std::numeric_limits<std::int64_t>::min();
-  if (!self->eq(least).logical_and(negative).any().item<bool>()) return absl::OkStatus();
+  if (!self.to(type).eq(least).logical_and(negative).any().item<bool>()) return absl::OkStatus();
   return call.refuse("self", absl::StrCat("holds ", least, " where it is divided by -1: no integer is the quotient"));
 }
 
+// Found with hostile values on LibTorch 2.11's CPU kernels; those that are not here check for themselves.
 constexpr std::array<Row, 25> kChecks = {{
     {"aten::div", quotients},
     {"aten::div_", quotients},

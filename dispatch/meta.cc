@@ -1,7 +1,6 @@
 #include "dispatch/meta.h"
 
 #include <ATen/ExpandUtils.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
@@ -135,6 +134,16 @@ absl::StatusOr<std::vector<OutputMeta>> metasOf(const std::vector<at::Tensor>& o
   return metas;
 }
 
+// Along its longest dimension that has memory of its own; what is expanded lies in one place.
+void fillWithOnesAndTwos(at::Tensor& tensor) {
+  tensor.fill_(1);
+  std::int64_t longest = -1;
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.stride(d) != 0 && (longest < 0 || tensor.size(d) > tensor.size(longest))) longest = d;
+  }
+  if (longest >= 0 && tensor.numel() > 1) tensor.slice(longest, 1, std::nullopt, 2).fill_(2);
+}
+
 enum class Fill : std::uint8_t { kZeros, kOnesAndTwos };
 
 // Runs the operator on `device`, on inputs without content (Meta) or of some values.
@@ -148,7 +157,7 @@ absl::StatusOr<std::vector<OutputMeta>> runOn(c10::Device device, const c10::Ope
   try {
     for (const TensorMeta* input : inputs) {
       at::Tensor& tensor = tensors.emplace_back(emptyOn(device, *input).zero_());
-      if (fill == Fill::kOnesAndTwos) tensor.copy_(at::arange(tensor.numel()).remainder(2).add(1).view(tensor.sizes()));
+      if (fill == Fill::kOnesAndTwos) fillWithOnesAndTwos(tensor);
     }
   } catch (const std::exception& error) {
     return fromException(error);

@@ -354,6 +354,10 @@ absl::Status transposedConvolution(const CallArguments& call) {
   const auto kernel = call.integers("kernel_size");
   if (weight == nullptr || !kernel || weight->dim() < 3) return absl::OkStatus();
   Shape wanted = weight->sizes().vec();
+  if (kernel->size() != 1 && kernel->size() + 2 != wanted.size()) {
+    return call.refuse("kernel_size",
+                       absl::StrCat("has ", kernel->size(), " numbers where ", wanted.size() - 2, " are read"));
+  }
   for (std::size_t d = 2; d < wanted.size(); ++d) wanted[d] = (*kernel)[kernel->size() == 1 ? 0 : d - 2];
   return hasShape(call, "weight", wanted);
 }

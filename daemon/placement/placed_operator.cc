@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/conversion.h"
 #include "core/shard.h"
+#include "daemon/placement/notation.h"
 #include "daemon/placement/operator_cost.h"
 #include "dispatch/written_arguments.h"
 
@@ -192,6 +193,18 @@ absl::Status checkCovers(const Factors& factors, const RuleCall& call) {
   return absl::UnimplementedError("its placement rule does not cover tensors of these shapes");
 }
 
+// PyTorch takes numbers for tensors; most families count on tensors where the schema has them.
+absl::Status checkNumbers(const FoundRule& rule, const RuleCall& call) {
+  if (rule.family == notationFactors || rule.family == pointwiseFactors) return absl::OkStatus();
+  for (std::size_t a = 0; a < call.arguments.size(); ++a) {
+    const c10::Argument& parameter = call.schema.arguments()[a];
+    if (parameter.is_out() || parameter.type()->kind() != c10::TypeKind::TensorType) continue;
+    if (call.arguments[a].as<TensorArg>() != nullptr) continue;
+    return absl::UnimplementedError(absl::StrCat("argument '", parameter.name(), "' is no tensor"));
+  }
+  return absl::OkStatus();
+}
+
 // A rule whose factors point past the call would write past its arguments.
 absl::Status checkBounds(const Factors& factors, const RuleCall& call) {
   const auto inRange = [](std::int64_t index, std::size_t size) {
@@ -271,6 +284,7 @@ absl::StatusOr<OperatorRule> OperatorRule::create(const OperatorTemplate& op,
   for (int place = 0; place < places; ++place) {
     absl::StatusOr<RuleElement> element = elementOf(op, lists, inputs, outputs, rule->foreach ? place : -1);
     if (!element.ok()) return element.status();
+    if (absl::Status numbers = checkNumbers(*rule, element->call); !numbers.ok()) return numbers;
     absl::StatusOr<Factors> factors = rule->family(element->call, rule->detail);
     if (!factors.ok()) return factors.status();
     if (absl::Status covers = checkCovers(*factors, element->call); !covers.ok()) return covers;
@@ -480,7 +494,11 @@ bool OperatorRule::isLike(const RuleElement& element, const RuleElement& other) 
                     isSameLayout) &&
          std::equal(element.call.outputs.begin(), element.call.outputs.end(), other.call.outputs.begin(),
                     other.call.outputs.end(), isSameMeta) &&
-         element.call.arguments == other.call.arguments && element.written.size() == other.written.size();
+         element.call.arguments == other.call.arguments &&
+         std::equal(element.written.begin(), element.written.end(), other.written.begin(), other.written.end(),
+                    [&](const auto& a, const auto& b) {
+                      return a.first == b.first && inputs_[a.second] == inputs_[b.second];
+                    });
 }
 
 absl::StatusOr<Candidate> OperatorRule::cheapest() const {

@@ -397,7 +397,8 @@ std::vector<std::uint32_t> Planner::addElement(PlannedOperator* plan, const Oper
   for (const Value& argument : op.arguments) {
     if (std::optional<TensorListArg> list = tensorListOf(argument); list && list->indices.size() == elements.size()) {
       arguments.push_back(renumbered(Value(TensorListArg{{list->indices[place]}}), slots));
-    } else if (const auto* numbers = argument.as<std::vector<Value>>(); numbers != nullptr) {
+    } else if (const auto* numbers = argument.as<std::vector<Value>>();
+               numbers != nullptr && numbers->size() == elements.size()) {
       arguments.push_back(Value(std::vector<Value>{(*numbers)[place]}));
     } else {
       arguments.push_back(renumbered(argument, slots));

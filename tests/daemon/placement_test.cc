@@ -172,6 +172,42 @@ TEST_CASE("an out= form follows the overload whose results it writes") {
   }
 }
 
+TEST_CASE("a number in the place of a tensor is refused, not looked for among the tensors") {
+  Bench bench;
+  const auto* rows = bench.layout({8, 4}, Placement::shard(0));
+  const auto* line = bench.layout({8}, Placement::shard(0));
+  CHECK_FALSE(bench.plan("aten::inner", {{TensorArg{0}, 2.0}, {}}, {rows}).ok());
+  CHECK_FALSE(bench.plan("aten::gather", {{TensorArg{0}, 0, 3}, {}}, {line}).ok());
+  CHECK_FALSE(bench.plan("aten::index_select", {{TensorArg{0}, 0, 3}, {}}, {line}).ok());
+  CHECK_FALSE(bench.plan("aten::embedding", {{TensorArg{0}, 3}, {}}, {rows}).ok());
+  CHECK_FALSE(bench.plan("aten::tensordot", {{TensorArg{0}, 2.0, Ints{}, Ints{}}, {}}, {rows}).ok());
+  CHECK(bench.plan("aten::mul.Tensor", {{TensorArg{0}, 2.0}, {}}, {rows}).ok());
+}
+
+TEST_CASE("a gradient of fewer dimensions than its part is refused where it is split") {
+  Bench bench;
+  Ints sizes(39, 1);
+  sizes.push_back(2);
+  const auto* gradient = bench.layout({2}, Placement::shard(0));
+  CHECK_FALSE(bench.plan("aten::slice_backward", {{TensorArg{0}, sizes, 0, 0, 1, 1}, {}}, {gradient}).ok());
+  CHECK_FALSE(bench.plan("aten::select_backward", {{TensorArg{0}, sizes, 0, 0}, {}}, {gradient}).ok());
+}
+
+TEST_CASE("tensors of an out= list that lie apart are each given their own row") {
+  Bench bench(*DeviceMesh::create(DeviceType::kCpu, {2, 2}, {0, 1, 2, 3}));
+  const Placement r = Placement::replicate();
+  const Placement s = Placement::shard(0);
+  const auto* whole = bench.layout({4, 4}, Placements{r, r});
+  const Arguments arguments{{TensorListArg{{0, 1}}, 1}, {{"out", TensorListArg{{2, 3}}}}};
+  const auto planned = bench.plan(
+      "aten::_foreach_add.Scalar_out", arguments,
+      {whole, whole, bench.layout({4, 4}, Placements{s, r}), bench.layout({4, 4}, Placements{r, s})}, {}, 0, true);
+  REQUIRE(planned.ok());
+  std::vector<Placements> to;
+  for (const Redistribution& moved : (*planned)->redistributions) to.push_back(moved.to);
+  CHECK((to == std::vector<Placements>{{s, r}, {r, s}}));
+}
+
 TEST_CASE("operators along a dimension of a tensor without dimensions are refused or whole") {
   Bench bench;
   const auto* partial = bench.layout({}, Placement::partial());

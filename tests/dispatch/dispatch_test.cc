@@ -126,8 +126,8 @@ TEST_CASE("metadata without data: Meta kernels, pointwise operators without one,
   const TensorMeta numbers = *makeMeta(DType::kInt64, {5});
   CHECK_FALSE((*inferMeta(unique, {Value(TensorArg{0}), Value(false), Value(false)}, {&numbers})).has_value());
   const c10::OperatorHandle repeat = *findOperator("aten::repeat_interleave.self_Tensor");
-  CHECK_FALSE(
-      (*inferMeta(repeat, {Value(TensorArg{0}), Value(TensorArg{1}), Value(), Value()}, {&five, &numbers})).has_value());
+  CHECK_FALSE((*inferMeta(repeat, {Value(TensorArg{0}), Value(TensorArg{1}), Value(), Value()}, {&five, &numbers}))
+                  .has_value());
   TensorMeta transposed = floats({4, 5});
   transposed.strides = {1, 4};
   CHECK(metaOf("aten::t", {{TensorArg{0}}, {}}, {floats({5, 4})})[0] == transposed);

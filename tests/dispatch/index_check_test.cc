@@ -229,6 +229,11 @@ TEST_CASE("the least integer is not divided by -1") {
     refused(quotient(dividend, Value(-1), {}, "aten::divide.Scalar_mode"), "divide", "self", std::to_string(least));
     CHECK(quotient(dividend.to(at::kDouble), Value(-1), {}, "aten::div.Scalar_mode").ok());
   }
+  // They meet in the result's type.
+  const at::Tensor narrow = at::full({3}, std::numeric_limits<std::int32_t>::min(), at::kInt);
+  refused(quotient(narrow, Value(std::int64_t{4294967295}), {}, "aten::div.Scalar_mode"), "div", "self", "-2147483648");
+  refused(quotient(narrow, t(1), {at::scalar_tensor(4294967295, at::kLong)}, "aten::div.Tensor_mode"), "div", "self",
+          "-2147483648");
   // Of 8 and 16 bits it wraps.
   CHECK(quotient(at::full({40}, -128, at::kChar), Value(-1), {}, "aten::div.Scalar_mode").ok());
 }

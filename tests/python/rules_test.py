@@ -307,6 +307,12 @@ class RulesTest(unittest.TestCase):
             out = self.session.call(name, self.session.put(x, [Shard(0)]), 0)
             self.assertEqual(out.describe().wait(LIMIT).placements, [Shard(0)])
             torch.testing.assert_close(torch.from_dlpack(out.get().wait(LIMIT)), want, equal_nan=True)
+        numbers = torch.tensor([100, 27, 1, 90, 60, -5, 3])
+        for dtype in torch.int8, torch.int32, torch.float64:  # of 8 bits they wrap
+            for name in "cumsum", "cumprod":
+                out = self.session.call(f"aten::{name}", self.session.put(numbers, [Shard(0)]), 0,
+                                        dtype=dtype)
+                self.same(out, getattr(numbers, name)(0, dtype=dtype))
         few = torch.tensor([5, 6])  # a rank has none
         self.same(self.session.call("aten::cumsum", self.session.put(few, [Shard(0)]), 0), few.cumsum(0))
 

@@ -213,31 +213,33 @@ absl::StatusOr<Factors> scanFactors(const RuleCall& call, absl::string_view deta
   factors.outputs = {of};
   if (detail == "linear") factors.linear = {{0}};
   const auto along = static_cast<std::size_t>(*dim);
-  factors.combined.push_back({{of[along]},
-                              [of, along, op](const RuleCall& planned, std::int64_t parts) -> absl::StatusOr<Program> {
-                                ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), {of});
-                                const auto tensor = ProgramBuilder::tensor;
-                                const auto at = static_cast<std::int64_t>(along);
-                                const DType dtype = planned.outputs[0]->dtype;
-                                const std::uint32_t x = builder.cast(builder.cast(0, dtype), computeType(dtype));
-                                const Scan scan = scanOf(op, builder[x].meta.dtype);
-                                const bool one = op == "aten::cumprod";  // its kernel takes one dimension
-                                const Value dims = one ? Value(at) : Value(std::vector<std::int64_t>{at});
-                                ProgramTensor total = builder[x];
-                                total.meta.shape[along] = parts;
-                                total.meta.strides = contiguousStrides(total.meta.shape);
-                                const std::uint32_t own = builder.run(scan.total, {tensor(x), dims, true}, total);
-                                std::vector<std::int64_t> shift(2 * (total.dims.size() - along), 0);
-                                shift[shift.size() - 2] = 1;
-                                shift[shift.size() - 1] = -1;
-                                const std::uint32_t shifted = builder.map(
-                                    "aten::constant_pad_nd", builder.gathered(own, along), {shift, scan.start});
-                                const std::uint32_t before = builder.placed(builder.map(op, shifted, {at}), total.dims);
-                                const std::uint32_t result =
-                                    builder.map(scan.combine, builder.map(op, x, {at}), {tensor(before)});
-                                return builder.finish({builder.cast(result, dtype)});
-                              },
-                              {}});
+  factors.combined.push_back(
+      {{of[along]},
+       [of, along, op](const RuleCall& planned, std::int64_t parts) -> absl::StatusOr<Program> {
+         ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), {of});
+         const auto tensor = ProgramBuilder::tensor;
+         const auto at = static_cast<std::int64_t>(along);
+         const DType dtype = planned.outputs[0]->dtype;
+         // Integers are totalled in int64, and wrap when they are cast back.
+         const bool whole = !isFloatingPoint(dtype) && !isComplex(dtype);
+         const std::uint32_t x = builder.cast(builder.cast(0, dtype), whole ? DType::kInt64 : computeType(dtype));
+         const Scan scan = scanOf(op, builder[x].meta.dtype);
+         const bool one = op == "aten::cumprod";  // its kernel takes one dimension
+         const Value dims = one ? Value(at) : Value(std::vector<std::int64_t>{at});
+         ProgramTensor total = builder[x];
+         total.meta.shape[along] = parts;
+         total.meta.strides = contiguousStrides(total.meta.shape);
+         const std::uint32_t own = builder.run(scan.total, {tensor(x), dims, true}, total);
+         std::vector<std::int64_t> shift(2 * (total.dims.size() - along), 0);
+         shift[shift.size() - 2] = 1;
+         shift[shift.size() - 1] = -1;
+         const std::uint32_t shifted =
+             builder.map("aten::constant_pad_nd", builder.gathered(own, along), {shift, scan.start});
+         const std::uint32_t before = builder.placed(builder.map(op, shifted, {at}), total.dims);
+         const std::uint32_t result = builder.map(scan.combine, builder.map(op, x, {at}), {tensor(before)});
+         return builder.finish({builder.cast(result, dtype)});
+       },
+       {}});
   return factors;
 }
 

@@ -9,7 +9,7 @@
 namespace dtorch {
 namespace {
 
-// Of a tensor's dtype, of sizes that are given: wherever it lies, the result is whole on every rank.
+// Of a tensor's dtype, of sizes that are given: however it is split, the result is whole on every rank.
 absl::StatusOr<Factors> newFactors(const RuleCall& call, absl::string_view) {
   Factors factors;
   const std::vector<int> of = factors.addAll(call.inputs[0]->shape.size());

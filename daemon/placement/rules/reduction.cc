@@ -29,7 +29,8 @@ absl::StatusOr<Reduction> reductionOf(const RuleCall& call) {
   absl::StatusOr<std::vector<int>> dims = call.dimensions("dim", shape.size());
   if (!dims.ok()) return dims.status();
   // An empty list means all dimensions, too, but for all() and any(), which then reduce none.
-  const bool all = dims->empty() && call.outputs[0]->shape != shape;
+  const std::string& name = call.schema.name();
+  const bool all = dims->empty() && name != "aten::all" && name != "aten::any";
   r.keepDim = call.flag("keepdim");
   r.factors.inputs.emplace_back();
   std::vector<int> output;

@@ -19,9 +19,10 @@ Factors moving(const RuleCall& call, const std::vector<int>& from) {
   factors.inputs.emplace_back(call.inputs[0]->shape.size(), Factors::kWhole);
   factors.outputs.assign(call.outputs.size(), std::vector<int>(from.size(), Factors::kWhole));
   for (std::size_t d = 0; d < from.size(); ++d) {
-    if (from[d] == Factors::kWhole) continue;
+    const auto dim = static_cast<std::size_t>(from[d]);
+    if (from[d] == Factors::kWhole || dim >= factors.inputs[0].size()) continue;  // it broadcasts
     const int factor = factors.add();
-    factors.inputs[0][static_cast<std::size_t>(from[d])] = factor;
+    factors.inputs[0][dim] = factor;
     for (std::vector<int>& output : factors.outputs) output[d] = factor;
   }
   return factors;
@@ -225,7 +226,9 @@ absl::StatusOr<Factors> partBackwardFactors(const RuleCall& call, absl::string_v
     for (std::size_t d = static_cast<std::size_t>(*dim) + 1; d < from.size(); ++d) --from[d];
   }
   from[static_cast<std::size_t>(*dim)] = Factors::kWhole;
-  if (detail == "adds" && call.inputs[0]->shape.size() != from.size() + 1) return absl::UnimplementedError("its shape");
+  // A gradient of fewer dimensions is broadcast.
+  const std::size_t rank = from.size() - (detail == "drops" ? 1 : 0) + (detail == "adds" ? 1 : 0);
+  if (call.inputs[0]->shape.size() != rank) return absl::UnimplementedError("its gradient has other dimensions");
   Factors factors = moving(call, from);
   factors.moved.clear();
   factors.linear = {{0}};
