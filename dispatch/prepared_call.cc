@@ -18,6 +18,7 @@
 #include "dispatch/index_check.h"
 #include "dispatch/own_operators.h"
 #include "dispatch/shape_check.h"
+#include "dispatch/written_arguments.h"
 
 namespace dtorch {
 namespace {
@@ -104,6 +105,7 @@ PreparedCall::PreparedCall(c10::OperatorHandle op)
     : op_(std::move(op)),
       shapeCheck_(shapeCheckOf(op_.schema().name())),
       indexCheck_(indexCheckOf(op_.schema().name())),
+      memoryOrder_(memoryOrderOf(op_.schema().name())),
       uninitialized_(absl::StartsWith(op_.operator_name().name, "aten::empty") ||
                      absl::StartsWith(op_.operator_name().name, "aten::new_empty")) {}
 
@@ -157,12 +159,25 @@ std::string PreparedCall::argumentOf(std::uint32_t index) const {
   return "";
 }
 
+absl::StatusOr<at::Tensor> PreparedCall::inOrder(const at::Tensor& tensor, std::size_t argument) const {
+  if (lies(tensor, memoryOrder_)) return tensor;
+  if (!isWritten(op_.schema(), argument)) return tensor.contiguous();
+  return absl::InvalidArgumentError(absl::StrCat(nameOf(op_.operator_name()), ": argument '",
+                                                 op_.schema().arguments()[argument].name(),
+                                                 "' is written to, and its elements do not lie one after the other: "
+                                                 "give a contiguous tensor"));
+}
+
 absl::Status PreparedCall::run(absl::Span<const at::Tensor> tensors, std::vector<at::Tensor>* outputs) const {
   try {
     torch::jit::Stack stack = constants_;
     for (const Hole& hole : holes_) {
-      if (!hole.isList) {
+      if (!hole.isList && memoryOrder_ == MemoryOrder::kAny) {
         stack[hole.argument] = tensors[hole.index];
+      } else if (!hole.isList) {
+        absl::StatusOr<at::Tensor> tensor = inOrder(tensors[hole.index], hole.argument);
+        if (!tensor.ok()) return tensor.status();
+        stack[hole.argument] = *std::move(tensor);
       } else if (hole.optionalElements) {
         c10::List<std::optional<at::Tensor>> list;
         for (const auto& index : hole.list.indices) {
@@ -171,7 +186,11 @@ absl::Status PreparedCall::run(absl::Span<const at::Tensor> tensors, std::vector
         stack[hole.argument] = std::move(list);
       } else {
         c10::List<at::Tensor> list;
-        for (const auto& index : hole.list.indices) list.push_back(index ? tensors[*index] : at::Tensor());
+        for (const auto& index : hole.list.indices) {
+          absl::StatusOr<at::Tensor> tensor = index ? inOrder(tensors[*index], hole.argument) : at::Tensor();
+          if (!tensor.ok()) return tensor.status();
+          list.push_back(*std::move(tensor));
+        }
         stack[hole.argument] = std::move(list);
       }
     }

@@ -10,6 +10,7 @@
 #include "absl/types/span.h"
 #include "core/value.h"
 #include "dispatch/call_arguments.h"
+#include "dispatch/memory_order.h"
 
 namespace dtorch {
 
@@ -31,7 +32,8 @@ class PreparedCall {
   /// lists flattened, numbers as tensors without dimensions, an undefined one as bool[0]) to `outputs`. Whatever
   /// LibTorch throws becomes a Status with its first line: INVALID_ARGUMENT, UNIMPLEMENTED (no kernel),
   /// RESOURCE_EXHAUSTED (out of memory), INTERNAL. Shapes and indices that a kernel would take on trust are checked
-  /// before it runs (dispatch/shape_check.h, index_check.h). What operators of the "empty" family return is zero: the
+  /// before it runs (dispatch/shape_check.h, index_check.h); tensors that do not lie as it needs them are copied, or
+  /// refused where it writes to them (memory_order.h). What operators of the "empty" family return is zero: the
   /// same on every rank, and nothing that was in the memory before.
   absl::Status run(absl::Span<const at::Tensor> tensors, std::vector<at::Tensor>* outputs) const;
 
@@ -51,9 +53,12 @@ class PreparedCall {
     bool optionalElements;
   };
   explicit PreparedCall(c10::OperatorHandle op);
+  /// `tensor` as the kernel needs it to lie. INVALID_ARGUMENT: it is written to, and lies otherwise.
+  absl::StatusOr<at::Tensor> inOrder(const at::Tensor& tensor, std::size_t argument) const;
   c10::OperatorHandle op_;
   ArgumentCheck shapeCheck_;     // null: none is needed
   ArgumentCheck indexCheck_;     // likewise
+  MemoryOrder memoryOrder_;      // that the kernel takes on trust
   bool uninitialized_;           // it leaves its outputs' memory as it was
   torch::jit::Stack constants_;  // one entry an argument; holes are None
   std::vector<Hole> holes_;

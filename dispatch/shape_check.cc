@@ -374,9 +374,14 @@ absl::Status fusedOptimizer(const CallArguments& call) {
     const std::vector<at::Tensor> tensors = list->toTensorVector();
     for (std::size_t i = 0; i < std::min(tensors.size(), parameters.size()); ++i) {
       if (!tensors[i].defined()) continue;
-      if (tensors[i].sizes() == parameters[i].sizes() && tensors[i].is_non_overlapping_and_dense()) continue;
-      return call.refuse(name, absl::StrCat("holds, at ", i, ", a tensor of shape ", text(tensors[i].sizes()),
-                                            " that is not a dense one of shape ", text(parameters[i].sizes())));
+      // Its numbers are taken one after the other, from all of them together.
+      if (tensors[i].sizes() == parameters[i].sizes() && tensors[i].is_non_overlapping_and_dense() &&
+          tensors[i].strides() == parameters[i].strides()) {
+        continue;
+      }
+      return call.refuse(
+          name, absl::StrCat("holds, at ", i, ", a tensor of shape ", text(tensors[i].sizes()),
+                             " that is not a dense one of shape ", text(parameters[i].sizes()), " in the same order"));
     }
   }
   return absl::OkStatus();

@@ -238,5 +238,30 @@ TEST_CASE("the least integer is not divided by -1") {
   CHECK(quotient(at::full({40}, -128, at::kChar), Value(-1), {}, "aten::div.Scalar_mode").ok());
 }
 
+TEST_CASE("tensors that a kernel takes for contiguous are made so, or refused where it writes to them") {
+  const at::Tensor x = at::arange(32, at::kFloat).view({1, 8, 4});
+  const at::Tensor one = at::ones({1});
+  const auto norm = run("aten::native_group_norm", {t(0), t(1), Value(), 1, 8, 4, 1, 1e-5}, {x, one.expand({8})});
+  REQUIRE(norm.ok());
+  CHECK(at::allclose((*norm)[0], at::group_norm(x, 1, at::ones({8}))));
+  const at::Tensor query = at::ones({1, 1, 4, 1}).expand({1, 1, 4, 16});
+  const auto attended = run("aten::_scaled_dot_product_flash_attention_for_cpu", {t(0), t(0), t(0)}, {query});
+  REQUIRE(attended.ok());
+  CHECK(at::allclose((*attended)[0], at::ones({1, 1, 4, 16})));
+  const at::Tensor batch = at::randn({4, 6});
+  const auto gradient = [&](const at::Tensor& mean, const at::Tensor& deviation) {
+    return run("aten::native_batch_norm_backward",
+               {t(0), t(1), Value(), Value(), Value(), t(2), t(3), true, 1e-5, std::vector<bool>{true, true, true}},
+               {batch, batch, mean, deviation});
+  };
+  const auto expanded = gradient(at::zeros({1}).expand({6}), one.expand({6}));
+  REQUIRE(expanded.ok());
+  CHECK(at::allclose((*expanded)[0], (*gradient(at::zeros({6}), at::ones({6})))[0]));
+  const absl::Status written =
+      run("aten::rrelu_with_noise", {t(0), t(1), 0.1, 0.3, true}, {at::ones({8}).neg(), one.expand({8})}).status();
+  CHECK(absl::IsInvalidArgument(written));
+  CHECK(std::string(written.message()).find("'noise'") != std::string::npos);
+}
+
 }  // namespace
 }  // namespace dtorch
