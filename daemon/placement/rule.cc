@@ -114,6 +114,15 @@ bool isPointwise(const std::string& base) {
   return false;
 }
 
+// Many in-place forms do not carry the tag of the operator that they are forms of.
+bool hasPointwiseTag(const c10::OperatorHandle& op) {
+  if (op.hasTag(at::Tag::pointwise)) return true;
+  const std::string functional = functionalName(op.operator_name().name);
+  if (functional.empty()) return false;
+  const auto form = c10::Dispatcher::singleton().findSchema({functional, op.operator_name().overload_name});
+  return form && form->hasTag(at::Tag::pointwise);
+}
+
 std::optional<FoundRule> ofBase(const std::string& name, const std::string& base, bool tagged, const RuleBook& book) {
   if (std::optional<FoundRule> found = inTables(name, base, book)) return found;
   const std::string functional = functionalName(base);
@@ -230,7 +239,7 @@ absl::StatusOr<FoundRule> findRule(const c10::OperatorHandle& op, const RuleBook
   if (whole != kWholeOnly.end()) return absl::UnimplementedError(whole->why);
   const std::string& base = op.operator_name().name;
   const bool random = op.hasTag(at::Tag::nondeterministic_seeded);
-  std::optional<FoundRule> own = ofBase(name, base, op.hasTag(at::Tag::pointwise) && !random, book);
+  std::optional<FoundRule> own = ofBase(name, base, hasPointwiseTag(op) && !random, book);
   if (own && random && !seesToRandom(own->family)) own.reset();
   if (own) return *std::move(own);
   if (random) {

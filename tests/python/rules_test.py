@@ -242,6 +242,17 @@ class RulesTest(unittest.TestCase):
         with self.assertRaises(dtorch.Error):
             x[0].get().wait(LIMIT)
 
+    def test_forms_in_place_follow_the_functional_one(self):
+        x, mask = torch.randn(7, 4), torch.rand(7, 4) > 0.5
+        for implicit in False, True:
+            self.session.implicit = implicit
+            filled = self.session.put(x, [Shard(0)])
+            self.session.call("aten::masked_fill_.Scalar", filled, self.session.put(mask, [Shard(0)]), 2.0)
+            self.same(filled, x.masked_fill(mask, 2.0))
+        self.session.implicit = False
+        compared = self.session.put(x, [Shard(1)])
+        self.same(self.session.call("aten::ge_.Scalar", compared, 0.0), (x >= 0).float())
+
     def test_norms_of_a_list_are_those_of_whole_tensors(self):
         tensors = [torch.randn(7, 4), torch.randn(5), torch.randn(2, 3)]
         remote = [self.session.put(tensor, [placement])
