@@ -117,7 +117,27 @@ class RulesTest(unittest.TestCase):
         self.session.declare_rule("example::row_products", "m k, m n -> k n; m:max")
         wrong = [row for row in self.session.verify_rule("example::row_products", a, b, timeout=LIMIT) if row.fault]
         self.assertEqual([row.outputs for row in wrong], [[Partial("max")]])
+        # What cannot go wrong is no proof: a rule without rows, sizes that leave a rank without a part.
+        for rule, rows in ("*, * -> *", 7), ("m k, m n -> k n; m:sum; full m k n", 1):
+            self.session.declare_rule("example::row_products", rule)
+            with self.assertRaisesRegex(ValueError, "nothing was verified"):
+                self.session.verify_rule("example::row_products", a[:rows, :1], b[:rows, :1], timeout=LIMIT)
+        # A rule that makes the operator, or the reading of its result, fail is wrong.
+        for rule in "m k, [m] n -> k n; m:sum", "m k, m n -> k n; m:avg":
+            self.session.declare_rule("example::row_products", rule)
+            rows = self.session.verify_rule("example::row_products", a, b, timeout=LIMIT)
+            self.assertTrue(any(row.fault for row in rows), rule)
         self.session.declare_rule("example::row_products", "m k, m n -> k n; m:sum; linear 0|1")
+
+    def test_verification_takes_all_dtypes_lists_and_writes(self):
+        a = np.random.default_rng(20).normal(size=(7, 5)) * 10
+        for values in a > 0, abs(a).astype(np.uint8), a.astype(np.int64), a.astype(np.float32):
+            rows = self.session.verify_rule("aten::clone", values, timeout=LIMIT)
+            self.assertGreater(len(rows), 2)
+            self.assertEqual([row.fault for row in rows], [None] * len(rows))
+        rows = self.session.verify_rule("aten::_foreach_add_.Scalar", [a, a], 1, outputs=0, timeout=LIMIT)
+        self.assertGreater(len(rows), 1)
+        self.assertEqual([row.fault for row in rows], [None] * len(rows))
 
     def test_the_configuration_denies_operators(self):
         x = self.session.put(torch.ones(2))
