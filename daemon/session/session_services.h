@@ -29,7 +29,7 @@ struct SessionServices {
   OperatorPolicy policy;
   RuleBook libraryRules;
   v1::RuleList ruledOperators;  // by the tables and these; empty: nobody has asked yet
-  std::size_t maxRules = 0;  // session.max_rules
+  std::size_t maxRules = 0;     // session.max_rules
   LogicalGraph graph;
   bool validate = false;     // session.validate
   std::uint64_t failed = 0;  // operators, over all sessions
