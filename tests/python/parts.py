@@ -8,6 +8,8 @@ import sys
 import tempfile
 
 PARTS_A_JOB = 4  # some take longer than others
+LIMIT = 3600  # seconds for a part
+OF_THE_WHOLE = ("--docs", "--faults", "--report")  # files that only the run of all parts writes
 
 
 def parser(description):
@@ -73,8 +75,12 @@ def started(options):
 
 
 def start(part, parts, saved):
+    own = [argument for argument, before in zip(sys.argv, [""] + sys.argv)
+           if argument not in OF_THE_WHOLE and before not in OF_THE_WHOLE]
     # Of an option that is given twice the last counts.
-    command = [sys.executable, "-X", "faulthandler", *sys.argv, "--jobs", "1", "--part", f"{part}/{parts}", "--save", saved,
-               "--report", f"{saved}.report"]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [sys.executable, "-X", "faulthandler", *own, "--jobs", "1", "--part", f"{part}/{parts}", "--save", saved]
+    try:
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        return "no answer", f"part {part} took more than {LIMIT} s\n", saved
     return ended.returncode, ended.stdout, saved

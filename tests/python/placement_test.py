@@ -420,12 +420,13 @@ def main():
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     report = Report(parts.results(run, options))
-    failed, lines = summary(report, parts.is_whole(options) and not options.budget and not options.random)
+    whole = parts.is_whole(options) and not options.budget and not options.random
+    failed, lines = summary(report, whole)
     for line in lines[:40]:
         print(f"  {line[:400]}")
     if options.report:
         pathlib.Path(options.report).write_text("".join(f"{line}\n" for line in lines))
-    if options.docs and not failed:
+    if options.docs and whole and not failed:
         write_docs(report, options.docs)
     print("; ".join(failed) or "passed")
     sys.exit(1 if failed or not report.cases else 0)
