@@ -47,4 +47,10 @@ std::int64_t sizeOr(const at::Tensor* tensor, std::int64_t dim, std::int64_t oth
   return tensor == nullptr || dim >= tensor->dim() || dim < -tensor->dim() ? otherwise : tensor->size(dim);
 }
 
+absl::Status hasElements(const CallArguments& call, absl::string_view argument, std::int64_t wanted) {
+  const at::Tensor* given = call.tensor(argument);
+  if (given == nullptr || given->numel() >= wanted) return absl::OkStatus();
+  return call.refuse(argument, absl::StrCat("has ", given->numel(), " elements where ", wanted, " are read"));
+}
+
 }  // namespace dtorch

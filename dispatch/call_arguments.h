@@ -43,4 +43,7 @@ using ArgumentCheck = std::function<absl::Status(const CallArguments&)>;
 /// The extent of a dimension, negative ones counted from behind; `otherwise`: there is no such tensor or dimension.
 std::int64_t sizeOr(const at::Tensor* tensor, std::int64_t dim, std::int64_t otherwise);
 
+/// OK when `argument` has as many elements as the kernel will look at, or is none.
+absl::Status hasElements(const CallArguments& call, absl::string_view argument, std::int64_t wanted);
+
 }  // namespace dtorch

@@ -40,13 +40,6 @@ absl::Status within(const CallArguments& call, absl::string_view argument, std::
   return call.refuse(argument, absl::StrCat("holds ", *value, ", outside ", least, " to ", end - 1));
 }
 
-// OK when `argument` has as many elements as the kernel will look at.
-absl::Status hasElements(const CallArguments& call, absl::string_view argument, std::int64_t wanted) {
-  const at::Tensor* given = call.values(argument);
-  if (given == nullptr || given->numel() >= wanted) return absl::OkStatus();
-  return call.refuse(argument, absl::StrCat("has ", given->numel(), " elements where ", wanted, " are read"));
-}
-
 // OK when each row of `argument`, along its last dimension, rises from 0 or more to `end` or less.
 absl::Status rises(const CallArguments& call, absl::string_view argument, std::int64_t end) {
   if (absl::Status status = within(call, argument, 0, end + 1); !status.ok()) return status;

@@ -32,12 +32,6 @@ absl::Status hasShape(const CallArguments& call, absl::string_view argument, c10
   return call.refuse(argument, absl::StrCat("has shape ", text(given->sizes()), " where ", text(wanted), " is read"));
 }
 
-absl::Status hasElements(const CallArguments& call, absl::string_view argument, std::int64_t wanted) {
-  const at::Tensor* given = call.tensor(argument);
-  if (given == nullptr || given->numel() >= wanted) return absl::OkStatus();
-  return call.refuse(argument, absl::StrCat("has ", given->numel(), " elements where ", wanted, " are read"));
-}
-
 // `argument` has as many dimensions as `as`, and all but the last `free` of the same extents.
 absl::Status leadsAs(const CallArguments& call, absl::string_view argument, const at::Tensor& as, std::int64_t free) {
   const at::Tensor* given = call.tensor(argument);

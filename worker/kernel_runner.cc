@@ -158,6 +158,7 @@ void KernelRunner::finishCall(const Task& task, CallState& call) {
     const std::uint32_t slot = plan.outputs[i];
     FailurePtr failure = call.failureOf(slot);
     if (failure == nullptr) {
+      shapeEmpty(plan, i, call.tensors[slot]);
       absl::Status planned = checkOutput(plan, i, call.tensors[slot]);
       if (planned.ok() && task.validate) planned = checkPlace(plan, i, call.tensors[slot]);
       if (planned.ok()) planned = settleMemory(plan, i, call);
@@ -217,6 +218,18 @@ absl::Status KernelRunner::settleMemory(const Plan& plan, std::size_t index, Cal
     break;
   }
   return absl::OkStatus();
+}
+
+void KernelRunner::shapeEmpty(const Plan& plan, std::size_t index, at::Tensor& tensor) {
+  if (plan.expected.empty() || !tensor.defined() || tensor.numel() > 0) return;
+  const ExpectedOutput& expected = plan.expected[index];
+  const bool planned = tensor.sizes() == c10::IntArrayRef(expected.shape);
+  if (planned || tensor.scalar_type() != expected.dtype || c10::multiply_integers(expected.shape) > 0) return;
+  if (expected.alias >= 0) {
+    tensor.resize_(expected.shape);  // the tensor that the caller gave to be written to
+  } else {
+    tensor = at::empty(expected.shape, tensor.options());
+  }
 }
 
 absl::Status KernelRunner::checkOutput(const Plan& plan, std::size_t index, const at::Tensor& tensor) {

@@ -19,10 +19,22 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLookAround{50};
 /// About 20 us: longer than a quick peer needs, shorter than two switches of threads.
 constexpr int kSpins = 500;
+/// How often a rank leaves the processor of the one that it waits for, where the kernel brings them together again.
+constexpr milliseconds kStayTogether{10};
 
 int spinsFor(int ranks) {
   // Whoever spins while more ranks than cores want to run keeps the one that it waits for from running.
   return ranks <= static_cast<int>(std::thread::hardware_concurrency()) ? kSpins : 1;
+}
+
+/// Moves this thread off `processor`, where it is allowed to run on others; what it is allowed stays as it is.
+void leaveProcessor(int processor) {
+  cpu_set_t allowed;
+  if (::sched_getaffinity(0, sizeof(allowed), &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
+  cpu_set_t others = allowed;
+  CPU_CLR(processor, &others);
+  ::sched_setaffinity(0, sizeof(others), &others);
+  ::sched_setaffinity(0, sizeof(allowed), &allowed);
 }
 
 }  // namespace
@@ -45,8 +57,7 @@ bool Lockstep::reached(int peer) const {
 absl::Status Lockstep::awaitAll(Deadline deadline, const Call& call) {
   for (int peer = 0; peer < arena_.size(); ++peer) {
     bool arrived = reached(peer);
-    // Whoever spins where its peer was last keeps it from running.
-    const bool apart = arrived || arena_.processor(peer).load(std::memory_order_relaxed) != ::sched_getcpu();
+    const bool apart = arrived || standsApart(peer);
     for (int spin = 0; apart && !arrived && spin < spins_; ++spin) {
       __builtin_ia32_pause();
       arrived = reached(peer);
@@ -55,6 +66,19 @@ absl::Status Lockstep::awaitAll(Deadline deadline, const Call& call) {
     if (absl::Status status = awaitSlowly(peer, deadline, call); !status.ok()) return status;
   }
   return absl::OkStatus();
+}
+
+bool Lockstep::standsApart(int peer) {
+  const int processor = ::sched_getcpu();
+  if (arena_.processor(peer).load(std::memory_order_relaxed) != processor) return true;
+  // Whoever spins where its peer was last keeps it from running. The kernel wakes a sleeper where its waker runs, so
+  // that two ranks that sleep for each other stay together while other processors are idle.
+  const auto now = std::chrono::steady_clock::now();
+  if (spins_ > 1 && now >= mayMove_) {
+    mayMove_ = now + kStayTogether;
+    leaveProcessor(processor);
+  }
+  return arena_.processor(peer).load(std::memory_order_relaxed) != ::sched_getcpu();
 }
 
 /// COMM-1.

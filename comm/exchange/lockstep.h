@@ -34,6 +34,8 @@ class Lockstep {
 
  private:
   bool reached(int peer) const;
+  /// Whether this rank and `peer` run on different processors; leaves a shared one, at most once in a while.
+  bool standsApart(int peer);
   absl::Status awaitSlowly(int peer, Deadline deadline, const Call& call);
   absl::Status findDead() const;
 
@@ -41,6 +43,7 @@ class Lockstep {
   const int self_;
   const int spins_;
   std::uint32_t steps_ = 0;
+  std::chrono::steady_clock::time_point mayMove_;  // to another processor
   std::vector<ProcessWatch> watches_;
   std::mutex mutex_;
   bool gaveReason_ = false;  // guarded by mutex_

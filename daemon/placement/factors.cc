@@ -1,6 +1,14 @@
 #include "daemon/placement/factors.h"
 
+#include <numeric>
+
 namespace dtorch {
+
+std::vector<int> Factors::all() const {
+  std::vector<int> factors(static_cast<std::size_t>(count));
+  std::iota(factors.begin(), factors.end(), 0);
+  return factors;
+}
 
 std::vector<int> Factors::addAll(std::size_t dims) {
   std::vector<int> added(dims);

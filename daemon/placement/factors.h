@@ -23,6 +23,7 @@ struct Factors {
   std::vector<std::vector<int>> inputs;
   std::vector<std::vector<int>> outputs;
   int count = 0;
+  std::vector<int> all() const;
 
   /// How outputs without the factor become Partial; a factor that some output lacks and that is not here, nor combined,
   /// must stay whole.

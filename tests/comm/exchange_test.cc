@@ -1,12 +1,20 @@
 // The engine below tensors, by threads on one block of memory: also run under the thread sanitizer.
 #include "comm/exchange/exchange.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -84,6 +92,25 @@ Call callOf(CallKind kind) {
   return call;
 }
 
+/// The locksteps of two ranks that take turns on this thread.
+class PairOnOneThread {
+  std::vector<std::max_align_t> memory_ =
+      std::vector<std::max_align_t>(Arena::bytesFor(2) / sizeof(std::max_align_t) + 256);
+  Arena arena_ = Arena::format(aligned(), {0, 1});
+
+  std::byte* aligned() {
+    return reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(memory_.data()) + 4095) / 4096 * 4096);
+  }
+
+ public:
+  Lockstep first = Lockstep(arena_, 0, std::vector<ProcessWatch>(2));
+  Lockstep second = Lockstep(arena_, 1, std::vector<ProcessWatch>(2));
+
+  static absl::Status await(Lockstep& self, std::chrono::seconds patience = std::chrono::seconds(30)) {
+    return self.awaitAll(std::chrono::steady_clock::now() + patience, callOf(CallKind::kBarrier));
+  }
+};
+
 std::vector<int> values(int rank, std::size_t count) {
   std::vector<int> v(count);
   std::iota(v.begin(), v.end(), rank * 1000);
@@ -143,6 +170,94 @@ TEST_CASE("small messages are exchanged without an allocation") {
     }
     if (!right || allocations != before) std::abort();
   });
+}
+
+// Not with sanitizers, which call the system themselves.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+namespace {
+
+/// From now on this thread may end its process; its calls of `harmless` fail, any other call of the system kills it.
+void denySystemCalls(std::initializer_list<unsigned> harmless) {
+  std::vector<sock_filter> filter = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                                     BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 0, 1),
+                                     BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  for (const unsigned call : harmless) {
+    filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1));
+    filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN));
+  }
+  filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS));
+  const sock_fprog program{static_cast<unsigned short>(filter.size()), filter.data()};
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+    std::abort();
+  }
+}
+
+/// How a process of its own ends that calls `body`: 0, or what killed it.
+int endOf(const std::function<void()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    body();
+    ::_exit(0);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  return status;
+}
+
+}  // namespace
+
+TEST_CASE("no system call is made for a peer that is quick") {
+  PairOnOneThread pair;
+  const auto steps = [&](bool quick) {
+    denySystemCalls({});
+    for (int i = 0; i < 100; ++i) {
+      pair.first.step();
+      if (quick) pair.second.step();
+      if (!pair.await(pair.first).ok() || !pair.await(pair.second).ok()) std::abort();
+    }
+  };
+  CHECK(endOf([&] { steps(true); }) == 0);
+  CHECK(endOf([&] { steps(false); }) != 0);  // that a call is seen
+}
+
+TEST_CASE("small messages call the system only to sleep, to wake, and to leave a processor") {
+  const int end = endOf([] {
+    runGroup(2, [](Exchange& exchange) {
+      const std::vector<int> mine = values(exchange.self(), 100);
+      std::vector<int> sum(100);
+      const auto reduce = [&] {
+        return exchange.allReduce(callOf(CallKind::kAllReduce), bytes(mine), bytes(sum), 400, kAddInts, -1).ok();
+      };
+      bool right = reduce();
+      denySystemCalls({SYS_futex, SYS_sched_getaffinity, SYS_sched_setaffinity});
+      for (int i = 0; i < 1000; ++i) right = reduce() && right;
+      ::_exit(right && sum[99] == 1198 ? 0 : 1);
+    });
+  });
+  CHECK(end == 0);
+}
+#endif
+
+TEST_CASE("a rank leaves the processor that it shares with the one it waits for") {
+  cpu_set_t allowed;
+  REQUIRE(::sched_getaffinity(0, sizeof(allowed), &allowed) == 0);
+  if (CPU_COUNT(&allowed) < 2) return;  // there is none to go to
+  constexpr int kRounds = 20;
+  int moves = 0;
+  for (int i = 0; i < kRounds; ++i) {
+    PairOnOneThread pair;
+    pair.second.step();
+    pair.first.step();
+    REQUIRE(pair.await(pair.first).ok());
+    pair.first.step();
+    const int together = ::sched_getcpu();
+    CHECK(absl::IsDeadlineExceeded(pair.await(pair.first, std::chrono::seconds(0))));
+    moves += ::sched_getcpu() == together ? 0 : 1;
+  }
+  CHECK(moves > kRounds / 2);
+  cpu_set_t now;
+  REQUIRE(::sched_getaffinity(0, sizeof(now), &now) == 0);
+  CHECK(CPU_EQUAL(&now, &allowed));
 }
 
 TEST_CASE("ranks that were asleep are woken") {

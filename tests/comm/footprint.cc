@@ -14,7 +14,8 @@ constexpr bool kFreesAtOnce = false;  // freed memory is kept for a while, to fi
 #else
 constexpr bool kFreesAtOnce = true;
 #endif
-constexpr std::size_t kSlackPages = 256;
+/// 2 MiB: what an allocator keeps at one time and not at another, whatever the number of operations.
+constexpr std::size_t kSlackPages = 512;
 constexpr std::size_t kSlackMappings = 8;
 
 }  // namespace

@@ -1,9 +1,12 @@
 #include "comm/store/tensor_store.h"
 
 #include <ATen/ATen.h>
+#include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -32,6 +35,18 @@ std::unique_ptr<TensorStore> openStore(RankContext& context, const std::vector<R
   return store;
 }
 std::unique_ptr<TensorStore> openStore(RankContext& context) { return openStore(context, context.all()); }
+
+/// A tensor whose memory is a file's.
+at::Tensor tensorInFile(const std::vector<float>& numbers) {
+  std::string path = (std::filesystem::temp_directory_path() / "dtorch-store-test-XXXXXX").string();
+  const int file = ::mkstemp(path.data());
+  const std::size_t bytes = numbers.size() * sizeof(float);
+  if (file < 0 || ::write(file, numbers.data(), bytes) != static_cast<ssize_t>(bytes)) std::abort();
+  ::close(file);
+  at::Tensor tensor = at::from_file(path, /*shared=*/false, static_cast<std::int64_t>(numbers.size()), at::kFloat);
+  std::filesystem::remove(path);
+  return tensor;
+}
 
 /// Rank 0 sets, all others read; keys are used again and again.
 void handOver(RankContext& context) {
@@ -70,6 +85,17 @@ void handOver(RankContext& context) {
       context.check(store->destFinishGet(0, "key").ok(), "destFinishGet");
       context.check(absl::IsFailedPrecondition(store->destFinishGet(0, "key")), "finished twice");
     }
+  }
+  // What no allocator of ours made: a file's memory is copied, a layout without strides is refused.
+  const std::vector<float> numbers = {1, 2, 3, 4};
+  if (context.rank == 0) {
+    context.check(store->srcSet("file", tensorInFile(numbers), context.size - 1).ok(), "srcSet of from_file");
+    context.check(store->srcWaitUntilGetFinished("file", in(20)).ok(), "srcWaitUntilGetFinished");
+    context.check(absl::IsInvalidArgument(store->srcSet("opaque", at::ones({2, 3}).to_mkldnn(), 1)), "mkldnn");
+  } else {
+    const auto view = store->destGet(0, "file", in(20));
+    context.check(view.ok() && at::equal(*view, at::tensor(numbers)), "the memory of a file");
+    context.check(store->destFinishGet(0, "file").ok(), "destFinishGet");
   }
   if (context.rank == 0) {
     context.check(store->srcSet("copy", values[0], context.size - 1).ok(), "srcSet");

@@ -194,4 +194,15 @@ void DaemonFixture::reapDescendants() {
   }
 }
 
+std::uint64_t sharedMemoryInUse() {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string key;
+  std::uint64_t kib = 0;
+  while (meminfo >> key >> kib) {
+    if (key == "Shmem:") return kib * 1024;
+    meminfo.ignore(100, '\n');
+  }
+  return 0;
+}
+
 }  // namespace dtorch

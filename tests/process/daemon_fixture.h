@@ -65,5 +65,7 @@ struct ProgramResult {
   std::string output;
 };
 ProgramResult runProgram(const std::vector<std::string>& command, std::chrono::seconds timeout);
+/// Bytes, of all processes of this machine.
+std::uint64_t sharedMemoryInUse();
 
 }  // namespace dtorch

@@ -67,17 +67,6 @@ std::size_t openDescriptors(std::int64_t pid) {
   return static_cast<std::size_t>(std::distance(begin, std::filesystem::directory_iterator{}));
 }
 
-std::uint64_t sharedMemoryInUse() {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key;
-  std::uint64_t kib = 0;
-  while (meminfo >> key >> kib) {
-    if (key == "Shmem:") return kib * 1024;
-    meminfo.ignore(100, '\n');
-  }
-  return 0;
-}
-
 }  // namespace
 
 TEST_CASE("large values are a local client's in the worker's memory, and are snapshots") {

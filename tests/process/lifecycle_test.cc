@@ -63,17 +63,6 @@ std::map<std::string, std::uintmax_t> filesWithSizes(const std::string& folder) 
   return files;
 }
 
-std::uint64_t sharedMemoryInUse() {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key;
-  std::uint64_t kib = 0;
-  while (meminfo >> key >> kib) {
-    if (key == "Shmem:") return kib * 1024;
-    meminfo.ignore(100, '\n');
-  }
-  return 0;
-}
-
 // Of all its threads.
 int childrenOfThis() {
   int count = 0;

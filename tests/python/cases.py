@@ -128,8 +128,8 @@ class Case:
             assert [info.strides[i] for i in means] == [strides[i] for i in means], \
                 f"{what}: strides {info.strides}, wanted {strides}"
         if not self.call.leaves_undefined(want):
-            whole, slack = placing.join(parts, self.mesh_shape, placements, self.call.is_exact)
-            slack = slack + rounding(self.call, index)
+            whole, joining = placing.join(parts, self.mesh_shape, placements, self.call.is_exact)
+            slack = lambda: joining + rounding(self.call, index)
             compare(what, *without_layout(whole, want, self.call), slack)
             for gathered in values[len(parts):]:
                 compare(f"{what}, gathered", *without_layout(gathered, want, self.call), slack)

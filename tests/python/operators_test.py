@@ -1,10 +1,11 @@
 """PyTorch's own operator samples with all inputs Replicate, against PyTorch in this process.
 
-Every ATen call that the samples make (samples.py) is made on the workers, and so are its twins. Values, shapes, dtypes, and
-strides where all inputs are contiguous, must be the same on every rank, of results and of the arguments that the call
-writes to; or the call is refused, and the reason is counted.
+Every ATen call that the samples make (samples.py) is made on the workers of each daemon, and so are its twins. Values,
+shapes, dtypes, and strides where all inputs are contiguous, must be the same on every rank, of results and of the arguments
+that the call writes to; or the call is refused, and the reason is counted.
 """
 import collections
+import contextlib
 import pathlib
 import sys
 import time
@@ -21,21 +22,24 @@ BATCH = 64  # cases under way
 
 
 class Conformance:
-    def __init__(self, session):
-        self.session = session
+    """`sessions`: each call is made in all of them."""
+
+    def __init__(self, sessions):
+        self.sessions = sessions
         self.under_way = collections.deque()
         self.passed = collections.Counter()
         self.refused = collections.defaultdict(collections.Counter)
         self.wrong = []
 
     def check(self, call):
-        case = Case(call, self.session.world, self.session.world.shape, [Row.replicate(call)])
-        try:
-            case.issue(self.session, None)
-        except (dtorch.Error, TypeError, OverflowError) as error:
-            self.note(case, Fault(error))
-            return
-        self.under_way.append(case)
+        for session in self.sessions:
+            case = Case(call, session.world, session.world.shape, [Row.replicate(call)])
+            try:
+                case.issue(session, None)
+            except (dtorch.Error, TypeError, OverflowError) as error:
+                self.note(case, Fault(error))
+            else:
+                self.under_way.append(case)
         if len(self.under_way) >= BATCH:
             self.flush(BATCH // 2)
 
@@ -73,16 +77,17 @@ class Conformance:
 def run(options):
     """One part; what came out of it."""
     torch.set_num_threads(1)
-    daemon = Daemon(options.bin.resolve(), "--workers.count", str(options.workers), "--log.level", "error")
-    try:
-        with dtorch.connect(daemon.socket, name="operators_test") as session:
-            return check(options, session).result()
-    finally:
-        daemon.stop()
+    with contextlib.ExitStack() as stack:
+        sessions = []
+        for workers in options.workers:
+            daemon = Daemon(options.bin.resolve(), "--workers.count", str(workers), "--log.level", "error")
+            stack.callback(daemon.stop)
+            sessions.append(stack.enter_context(dtorch.connect(daemon.socket, name="operators_test")))
+        return check(options, sessions).result()
 
 
-def check(options, session):
-    conformance = Conformance(session)
+def check(options, sessions):
+    conformance = Conformance(sessions)
     part, count = parts.numbers(options)
     sources = [source for source in samples.sources(options.samples) if parts.is_chosen(options, source.name)]
     chosen = sources[part::count]
@@ -98,12 +103,14 @@ def check(options, session):
     return conformance
 
 
-def report(conformance, file):
-    with open(file, "w") as out:
+def report(conformance, options):
+    counts = " and on ".join(map(str, options.workers))
+    with open(options.report, "w") as out:
         out.write("# Calls that are refused\n\n"
                   "Written by `tests/python/operators_test.py`: do not edit. Of PyTorch's operator samples, with all inputs "
-                  f"Replicate: {conformance}. By operator, the commonest reasons, how many calls were refused for each, and how "
-                  "many of the operator's ran.\n\n| operator | refused | ran | reason |\n| --- | --- | --- | --- |\n")
+                  f"Replicate, on {counts} workers: {conformance}. By operator, the commonest reasons, how many calls were "
+                  "refused for each, and how many of the operator's ran.\n\n"
+                  "| operator | refused | ran | reason |\n| --- | --- | --- | --- |\n")
         for name in sorted(conformance.refused):
             for reason, count in conformance.refused[name].most_common(3):
                 out.write(f"| `{name}` | {count} | {conformance.passed[name]} | {reason.replace('|', ' ')} |\n")
@@ -111,16 +118,16 @@ def report(conformance, file):
 
 def main():
     parser = parts.parser(__doc__)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="of each daemon")
     parser.add_argument("--samples", type=int, default=0, help="the first so many of an operator and dtype; 0: all")
     parser.add_argument("--report", help="write the refusals to this file, as rows of a Markdown table")
     parser.add_argument("--faults", help="write what is wrong to this file")
     options = parser.parse_args()
-    conformance = Conformance(None)
+    conformance = Conformance([])
     for result in parts.results(run, options):
         conformance.add(result)
     if options.report:
-        report(conformance, options.report)
+        report(conformance, options)
     if options.faults:
         pathlib.Path(options.faults).write_text("".join(f"{line}\n" for line in conformance.wrong))
     print(conformance)

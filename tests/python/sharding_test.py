@@ -117,6 +117,15 @@ class ShardingTest(unittest.TestCase):
             self.check(x.roll(1), "aten::roll", self.put(ranks, x, Shard(0)), [1], refusable=True)
             self.check(x.square().diff(), "aten::diff", self.put(ranks, x.square(), Shard(0)), refusable=True)
 
+    def test_parts_without_elements_have_the_shape_of_their_tensor(self):  # some kernels give such parts another one
+        x = torch.randn(1, 2, 6, 6)
+        for ranks in 2, 4:
+            part = self.put(ranks, x, Shard(0))
+            self.check(torch.pixel_unshuffle(x, 3), "aten::pixel_unshuffle", part, 3)
+            out = self.put(ranks, torch.zeros(1, 18, 2, 2), Shard(0))
+            self.check(torch.pixel_unshuffle(x, 3), "aten::pixel_unshuffle.out", part, 3, out=out)
+            torch.testing.assert_close(self.value(out), torch.pixel_unshuffle(x, 3))
+
     def test_products_that_no_rank_can_compute_alone_are_refused(self):
         a, b = torch.randn(4, 8), torch.randn(8, 6)
         rows, columns = self.put(2, a, Shard(0)), self.put(2, a, Shard(1))

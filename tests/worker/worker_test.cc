@@ -98,27 +98,24 @@ TEST_CASE("an operand may be discarded while it is in use") {
   CHECK_FALSE(workers.fetchError(0, 199).message().empty());
 }
 
-TEST_CASE("each frame is credited once, after its commands, in order") {
+TEST_CASE("each frame is credited once") {
+  constexpr std::uint64_t kFrames = 51;
   RunningWorkers workers(2);
   workers.send({workers.put(1, at::ones({4}), {kR}), define(addPlan(1, workers.mesh()))});
-  for (int i = 0; i < 50; ++i) workers.send({run(1, {1, 1}, static_cast<OperandId>(i + 2))});
+  for (std::uint64_t i = 1; i < kFrames; ++i) workers.send({run(1, {1, 1}, static_cast<OperandId>(i + 1))});
+  const auto isCreditOf = [](const v1::ReportItem& item, std::uint64_t sequence) {
+    return item.has_frame_done() && item.frame_done().group() == kAll && item.frame_done().sequence() == sequence;
+  };
   for (const Rank rank : {0, 1}) {
-    workers.driver().drain(kAll, rank);
-    const auto credited = [&](std::uint64_t sequence) {
-      workers.driver().await(rank, "credit", [&](const v1::ReportItem& item) {
-        return item.has_frame_done() && item.frame_done().group() == kAll && item.frame_done().sequence() == sequence;
-      });
-    };
-    std::uint64_t last = 0;
-    bool inOrder = true;
-    for (const v1::ReportItem& item : workers.driver().items(rank)) {
-      if (!item.has_frame_done() || item.frame_done().group() != kAll) continue;
-      inOrder = inOrder && item.frame_done().sequence() == last + 1;
-      last = item.frame_done().sequence();
+    // One stream's reports may overtake the other's.
+    for (std::uint64_t sequence = 1; sequence <= kFrames; ++sequence) {
+      workers.driver().await(rank, "credit", [&](const v1::ReportItem& item) { return isCreditOf(item, sequence); });
     }
-    CHECK(inOrder);
-    CHECK(last >= 51);
-    credited(51);
+    workers.driver().drain(kAll, rank);
+    const std::vector<v1::ReportItem> items = workers.driver().items(rank);
+    for (std::uint64_t sequence = 1; sequence <= kFrames; ++sequence) {
+      CHECK(std::none_of(items.begin(), items.end(), [&](const auto& item) { return isCreditOf(item, sequence); }));
+    }
   }
 }
 

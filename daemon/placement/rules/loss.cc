@@ -27,12 +27,6 @@ std::vector<Value> withReduction(const RuleCall& call, std::int64_t reduction) {
 // A sum of many elements overflows where their mean does not, and a share of the gradient underflows.
 bool isHalf(const TensorMeta& meta) { return meta.dtype == DType::kFloat16 || meta.dtype == DType::kBFloat16; }
 
-std::vector<int> allFactors(const Factors& factors) {
-  std::vector<int> all;
-  for (int factor = 0; factor < factors.count; ++factor) all.push_back(factor);
-  return all;
-}
-
 // One loss an element, then none, their sum or their mean. A mean is the sum over the number of elements of the whole.
 // Detail: the inputs of one element, as a notation; it has one factor for each of their dimensions.
 absl::StatusOr<Factors> elementwiseLossFactors(const RuleCall& call, absl::string_view detail) {
@@ -50,13 +44,13 @@ absl::StatusOr<Factors> elementwiseLossFactors(const RuleCall& call, absl::strin
       notationFactors(call, absl::StrCat(inputs, " -> ", reduction == kNone ? "..." : "*"));
   if (!factors.ok() || reduction == kNone) return factors;
   if (reduction == kSum) {
-    for (const int factor : allFactors(*factors)) factors->reduced.push_back({factor, ReduceOp::kSum});
+    for (const int factor : factors->all()) factors->reduced.push_back({factor, ReduceOp::kSum});
     return factors;
   }
   const double count = static_cast<double>(call.inputs[0]->numel());
   if (count == 0 || isHalf(*call.outputs[0])) return notationFactors(call, "*, *, *, * -> *");
   factors->combined.push_back(
-      {allFactors(*factors),
+      {factors->all(),
        [dims = factors->inputs, count](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
          ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), dims);
          const std::uint32_t sum = builder.run(nameOf(planned.schema.operator_name()), withReduction(planned, kSum),
@@ -78,7 +72,7 @@ absl::StatusOr<Factors> lossBackwardFactors(const RuleCall& call, absl::string_v
   if (!factors.ok() || reduction != kMean) return factors;
   const double count = static_cast<double>(call.outputs[0]->numel());
   if (count == 0 || isHalf(*call.outputs[0])) return notationFactors(call, "*, *, *, * -> *");
-  factors->combined.push_back({allFactors(*factors),
+  factors->combined.push_back({factors->all(),
                                [dims = factors->inputs, outputs = factors->outputs, count](
                                    const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
                                  ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), dims);
@@ -146,7 +140,7 @@ absl::StatusOr<Factors> nllFactors(const RuleCall& call, absl::string_view) {
                                          reduction == kNone ? absl::StrCat("n", spatial) : std::string("*"), ", *"));
   if (!factors.ok()) return factors;
   factors->combined.push_back(
-      {allFactors(*factors),
+      {factors->all(),
        [dims = factors->inputs, reduction](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
          ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), dims);
          const auto tensor = ProgramBuilder::tensor;

@@ -29,12 +29,6 @@ Factors likeInput(const RuleCall& call) {
   return factors;
 }
 
-std::vector<int> allFactors(const Factors& factors) {
-  std::vector<int> all;
-  for (int factor = 0; factor < factors.count; ++factor) all.push_back(factor);
-  return all;
-}
-
 // A tensor on every rank, of the whole's sizes.
 ProgramTensor whole(const TensorMeta& meta) { return {meta, std::vector<int>(meta.shape.size(), Factors::kWhole), {}}; }
 
@@ -45,7 +39,7 @@ absl::StatusOr<Factors> drawnFactors(const RuleCall& call, absl::string_view) {
   const bool inPlace = call.schema.is_mutable();
   factors.programWrites = inPlace;
   factors.combined.push_back(
-      {allFactors(factors),
+      {factors.all(),
        [dims = factors.inputs, inPlace](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
          ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), dims);
          const std::uint32_t empty = builder.factory("aten::empty.memory_format", whole(*planned.inputs[0]));
@@ -69,7 +63,7 @@ absl::StatusOr<Factors> dropoutFactors(const RuleCall& call, absl::string_view) 
   Factors factors = likeInput(call);
   factors.programWrites = inPlace;
   factors.combined.push_back(
-      {allFactors(factors),
+      {factors.all(),
        [dims = factors.inputs, inPlace](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
          ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), dims);
          const TensorMeta& meta = *planned.inputs[0];
