@@ -8,6 +8,8 @@
 #include <tuple>
 #include <vector>
 
+#include "dispatch/composed_operators.h"
+
 namespace dtorch {
 namespace {
 
@@ -87,7 +89,7 @@ void mark(c10::string_view name) {
 
 }  // namespace
 
-void registerOwnOperators() {}  // the library below is linked with it
+void registerOwnOperators() { registerComposedOperators(); }  // the library below is linked with it
 
 bool tellsOfItsRank(const std::string& name) { return name == "dtorch::memory_stats"; }
 

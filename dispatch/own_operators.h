@@ -17,6 +17,7 @@ namespace dtorch {
 /// - dtorch::memory_stats() -> Tensor: each rank's MemoryStatistics, as a row of int64 (kMemoryColumns).
 /// - dtorch::reset_peak_memory() -> (): the peaks become what is held now.
 /// - dtorch::empty_cache() -> (): memory that is kept for later tensors goes back to the system.
+/// - what composed_operators.h lists.
 /// - dtorch::range_push(str name) -> (), dtorch::range_pop() -> (), dtorch::mark(str name) -> (): see OperatorHost.
 void registerOwnOperators();
 

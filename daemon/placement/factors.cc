@@ -1,5 +1,6 @@
 #include "daemon/placement/factors.h"
 
+#include <algorithm>
 #include <numeric>
 
 namespace dtorch {
@@ -14,6 +15,12 @@ std::vector<int> Factors::addAll(std::size_t dims) {
   std::vector<int> added(dims);
   for (int& factor : added) factor = add();
   return added;
+}
+
+void Factors::keepWhole(int factor) {
+  for (auto* tensors : {&inputs, &outputs}) {
+    for (std::vector<int>& dims : *tensors) std::replace(dims.begin(), dims.end(), factor, kWhole);
+  }
 }
 
 }  // namespace dtorch

@@ -76,6 +76,8 @@ struct Factors {
   int add() { return count++; }
   /// A new factor for each of `dims` dimensions.
   std::vector<int> addAll(std::size_t dims);
+  /// Its dimensions are not to be sharded.
+  void keepWhole(int factor);
 };
 
 }  // namespace dtorch

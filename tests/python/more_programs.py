@@ -415,6 +415,104 @@ def factories(shape, dtype):
         aten.triu_indices.default(shape[0], shape[-1])
 
 
+@over([torch.float32, torch.float64, torch.bfloat16], [(0,), (4, 0), (2, 0, 3), (0, 5), (3, 0, 2, 1)])
+def nothing(shape, dtype):
+    x = draw(shape, dtype)
+    aten.mul.Tensor(x, draw(shape, dtype))
+    aten.mul.Tensor(x, 2)
+    aten.to.dtype(x, torch.float16)
+
+
+@over([torch.complex64, torch.complex128], [(3, 4, 5), (2, 3, 7), (5, 2, 4), (1, 6, 3)])
+def inverse_transforms(shape, dtype):
+    aten.fft_ifft.default(draw(shape, dtype), None, 1)
+
+
+@over([torch.float32, torch.float64, torch.complex64], [(2, 3), (5, 4), (1, 2), (3, 1, 3), (4, 2), (2, 3, 2)])
+def indefinite_systems(shape, dtype):
+    matrix = draw((*shape, shape[-1]), dtype)
+    factors, pivots, _ = torch.linalg.ldl_factor_ex(matrix + matrix.mT)
+    aten.linalg_ldl_solve.default(factors, pivots, draw((*shape, 2), dtype))
+    aten.linalg_ldl_solve.default(factors, pivots, draw((shape[-1], 2), dtype))
+
+
+# batch, heads, queries, keys, width
+ATTENTION = [(4, 6, 8, 7, 5), (3, 2, 5, 5, 4), (2, 4, 3, 6, 8), (1, 3, 7, 2, 5), (5, 1, 4, 4, 2)]
+
+
+@over([torch.float32, torch.float64, torch.bfloat16], ATTENTION)
+def attention(shape, dtype):
+    batch, heads, queries, keys, width = shape
+    query = draw((batch, heads, queries, width), dtype)
+    key, value = draw((batch, heads, keys, width), dtype), draw((batch, heads, keys, width), dtype)
+    masks = [None] + [draw((*leading, queries, keys), dtype) for leading in ((), (batch, 1), (batch, heads))]
+    some = draw((queries, keys), torch.bool)
+    some[:, 0] = True  # whoever may see nothing has no value
+    for mask in [*masks, some]:
+        aten.scaled_dot_product_attention.default(query, key, value, mask)
+        aten._scaled_dot_product_attention_math.default(query, key, value, mask)
+    for mask, causal in [(mask, False) for mask in masks] + [(None, True)]:
+        options = {"attn_mask": mask}
+        out, sums = aten._scaled_dot_product_flash_attention_for_cpu.default(query, key, value, 0.0, causal, **options)
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
+            draw(out.shape, dtype), query, key, value, out, sums, 0.0, causal, **options)
+
+
+@over(FLOATS + [torch.int64], SHAPES)
+def choices(shape, dtype):
+    x, condition = draw(shape, dtype), draw(shape, torch.bool)
+    aten.where.Scalar(condition, 1, 2)
+    aten.where.Scalar(condition, 1.5, 2.5)
+    aten.where.ScalarOther(condition, x, 2)
+    aten.where.ScalarSelf(condition, 2, x)
+    aten.masked_fill.Tensor(x, condition, torch.tensor(3, dtype=dtype))
+    aten.masked_fill.Tensor(x, condition[:1], torch.tensor(3, dtype=dtype))
+
+
+# What dispatch/composed_operators.h says, of PyTorch's operators.
+ours = torch.library.Library("dtorch", "DEF")
+ours.define("apply_rotary_emb(Tensor x, Tensor cos, Tensor sin) -> Tensor")
+ours.define("silu_linear_chunk(Tensor x, Tensor weight, Tensor? bias=None, int chunks=2) -> Tensor[]")
+ours.define(
+    "layer_norm_mul_add(Tensor x, int[] normalized_shape, Tensor factor, Tensor addend, float eps=1e-05) -> Tensor")
+
+
+@torch.library.impl(ours, "apply_rotary_emb", "CompositeExplicitAutograd")
+def apply_rotary_emb(x, cos, sin):
+    half = x.shape[-1] // 2
+    turned = torch.stack([-x[..., half:], x[..., :half]], -2).flatten(-2)
+    return torch.addcmul(sin * turned, x, cos)
+
+
+@torch.library.impl(ours, "silu_linear_chunk", "CompositeExplicitAutograd")
+def silu_linear_chunk(x, weight, bias=None, chunks=2):
+    product = (x / (1 + torch.exp(-x))) @ weight.T
+    return list((product if bias is None else product + bias).chunk(chunks, -1))
+
+
+@torch.library.impl(ours, "layer_norm_mul_add", "CompositeExplicitAutograd")
+def layer_norm_mul_add(x, normalized_shape, factor, addend, eps=1e-5):
+    dims = list(range(-len(normalized_shape), 0))
+    variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
+    return (x - mean) / torch.sqrt(variance + eps) * factor + addend
+
+
+@over(FLOATS, [(3, 5, 2, 4), (6, 8), (2, 7, 6), (1, 4, 3, 2), (5, 1, 10)])
+def of_transformers(shape, dtype):
+    x, width = draw(shape, dtype), shape[-1]
+    angles = draw((*shape[-2:-1], width), torch.float64, -3, 3)
+    torch.ops.dtorch.apply_rotary_emb(x, angles.cos().to(dtype), angles.sin().to(dtype))
+    angles = draw(shape, torch.float64, -3, 3)
+    torch.ops.dtorch.apply_rotary_emb(x, angles.cos().to(dtype), angles.sin().to(dtype))
+    for chunks in 2, 3:
+        weight, bias = draw((6, width), dtype), draw((6,), dtype)
+        torch.ops.dtorch.silu_linear_chunk(x, weight, bias, chunks)
+        torch.ops.dtorch.silu_linear_chunk(x, weight, None, chunks)
+    for normalized in shape[-1:], shape[-2:]:
+        for other in shape, normalized, (shape[0], *[1] * (len(shape) - 2), width):
+            torch.ops.dtorch.layer_norm_mul_add(x, normalized, draw(other, dtype), draw(other, dtype))
+
+
 def programs():
     """(name, function) of all."""
     for name, value in list(globals().items()):

@@ -364,6 +364,34 @@ class RulesTest(unittest.TestCase):
             self.session.call("aten::scaled_dot_product_attention", *(self.session.put(v, [Shard(0)]) for _ in range(3)),
                               dropout_p=0.5).get().wait(LIMIT)
 
+    def test_queries_are_split_where_no_position_counts(self):
+        attend = torch.nn.functional.scaled_dot_product_attention
+        q, k, mask = torch.randn(2, 3, 7, 8), torch.randn(2, 3, 5, 8), torch.randn(7, 5)
+        rows, whole = self.session.put(q, [Shard(2)]), self.session.put(k, [Replicate()])
+        out = self.session.call("aten::scaled_dot_product_attention", rows, whole, whole,
+                                self.session.put(mask, [Shard(0)]))
+        self.assertEqual(out.describe().wait(LIMIT).placements, [Shard(2)])
+        self.same(out, attend(q, k, k, mask), 1e-5)
+        with self.assertRaises(dtorch.Error):
+            self.session.call("aten::scaled_dot_product_attention", rows, whole, whole,
+                              is_causal=True).get().wait(LIMIT)
+
+    def test_operators_of_transformers(self):
+        """Their values are proven with the other rules (more_programs.py)."""
+        x, turn = torch.randn(4, 6, 8), torch.randn(6, 8)
+        turned = self.session.call("dtorch::apply_rotary_emb", self.session.put(x, [Shard(1)]),
+                                   *[self.session.put(turn, [Shard(0)])] * 2)
+        self.assertEqual(turned.describe().wait(LIMIT).placements, [Shard(1)])
+        parts = self.session.call("dtorch::silu_linear_chunk", self.session.put(x, [Shard(0)]),
+                                  self.session.put(torch.randn(6, 8)), None, 3, outputs=3)
+        self.assertEqual([part.describe().wait(LIMIT).shape for part in parts], [[4, 6, 2]] * 3)
+        normal = self.session.call("dtorch::layer_norm_mul_add", self.session.put(x, [Shard(0)]), [8],
+                                   *[self.session.put(torch.ones(8))] * 2)
+        self.same(normal, torch.nn.functional.layer_norm(x, [8]) + 1, 1e-5)
+        with self.assertRaisesRegex(dtorch.Error, "has no two halves"):
+            odd = self.session.put(torch.randn(4, 3))
+            self.session.call("dtorch::apply_rotary_emb", odd, odd, odd).get().wait(LIMIT)
+
     def test_classes_of_a_likelihood_are_split(self):
         likely = torch.randn(5, 10).log_softmax(1)
         target, weight = torch.tensor([3, 9, -100, 0, 4]), torch.rand(10)

@@ -236,7 +236,7 @@ class Recorder(SchemaCheckMode):
             torch._ops._pop_mode_from_pre_dispatch()
 
     def keep(self, overload, args, kwargs):
-        if overload.namespace != "aten":
+        if overload.namespace not in ("aten", "dtorch"):
             return False
         tensors = list(filter(is_tensor, leaves((args, kwargs))))
         memories = [tensor.untyped_storage().data_ptr() for tensor in tensors if plain(tensor) and tensor.numel()]

@@ -31,8 +31,9 @@ void groupHeads(const RuleCall& call, Factors* factors) {
   for (std::size_t o = 0; o < call.outputs.size(); ++o) set(true, o, call.outputs[o]->shape);
 }
 
-// Batch and heads pass through; a mask broadcasts over both. The flash kernels divide by the number of heads and
-// batches that they see. Detail: the notation.
+// Batch, heads and queries pass through; a mask broadcasts over them. Which keys a query sees goes by its position
+// where the attention is causal. The flash kernels divide by the number of heads and batches that they see. Detail: the
+// notation, whose second-last dimension of the first input is that of the queries.
 absl::StatusOr<Factors> attentionFactors(const RuleCall& call, absl::string_view detail) {
   const Value* dropout = call.argument("dropout_p");
   const auto* probability = dropout == nullptr ? nullptr : dropout->as<double>();
@@ -40,20 +41,23 @@ absl::StatusOr<Factors> attentionFactors(const RuleCall& call, absl::string_view
     return absl::UnimplementedError("with dropout_p it draws random numbers in the order of its whole result");
   }
   absl::StatusOr<Factors> factors = notationFactors(call, detail);
-  if (factors.ok() && call.flag("enable_gqa")) groupHeads(call, &*factors);
+  if (!factors.ok()) return factors;
+  if (call.flag("is_causal")) factors->keepWhole(*(factors->inputs[0].end() - 2));
+  if (call.flag("enable_gqa")) groupHeads(call, &*factors);
   return factors;
 }
 
 constexpr std::array kRules = std::to_array<Rule>({
     {"aten::scaled_dot_product_attention", attentionFactors,
-     "... [l] [e], ... [s] [e], ... [s] [v], ... [l] [s] -> ... [l] [v]; full ...0 ...1"},
+     "... l [e], ... [s] [e], ... [s] [v], ... l [s] -> ... l [v]; full ...0 ...1 l"},
     {"aten::_scaled_dot_product_attention_math", attentionFactors,
-     "... [l] [e], ... [s] [e], ... [s] [v], ... [l] [s], ... [l] [s] -> ... [l] [v], ... [l] [s]"},
+     "... l [e], ... [s] [e], ... [s] [v], ... l [s], ... l [s] -> ... l [v], ... l [s]"},
     {"aten::_scaled_dot_product_flash_attention_for_cpu", attentionFactors,
-     "b h [l] [e], b h [s] [e], b h [s] [v], b h [l] [s] -> b h [l] [v], b h [l]; full b h"},
+     "b h l [e], b h [s] [e], b h [s] [v], b h l [s] -> b h l [v], b h l; full b h l"},
     {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", attentionFactors,
-     "b h [l] [v], b h [l] [e], b h [s] [e], b h [s] [v], b h [l] [v], b h [l], b h [l] [s] -> b h [l] [e], b h [s] "
-     "[e], b h [s] [v]; full b h"},
+     "b h l [v], b h l [e], b h [s] [e], b h [s] [v], b h l [v], b h l, b h l [s] -> b h l [e], b h [s] [e], b h [s] "
+     "[v]; full b h l; l:sum"},
+    {"dtorch::apply_rotary_emb", notationFactors, "... [d], ... [d], ... [d] -> ... [d]; linear 0"},
 });
 
 }  // namespace

@@ -158,6 +158,7 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::matmul", matmulFactors, ""},
     {"aten::linalg_matmul", matmulFactors, ""},
     {"aten::linear", linearFactors, ""},
+    {"dtorch::silu_linear_chunk", notationFactors, "... k, [n] k, [n] -> ... [n]; k:sum; linear 1 2; addend 2"},
     {"aten::einsum", einsumFactors, ""},
     {"aten::tensordot", tensordotFactors, ""},
     {"aten::bilinear", notationFactors, "... [i], ... [j], o [i] [j], o -> ... o"},

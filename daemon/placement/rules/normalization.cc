@@ -100,6 +100,7 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::layer_norm", lastDimsFactors, "... N, N, N -> ... N"},
     {"aten::native_layer_norm", lastDimsFactors, "... N, N, N -> ... N, ... S, ... S"},
     {"aten::native_layer_norm_backward", layerNormBackwardFactors, ""},
+    {"dtorch::layer_norm_mul_add", lastDimsFactors, "... N, ... N, ... N -> ... N; linear 1 2"},
     {"aten::rms_norm", lastDimsFactors, "... N, N -> ... N"},
     {"aten::_fused_rms_norm", lastDimsFactors, "... N, N -> ... N, ... S"},
     {"aten::_fused_rms_norm_backward", layerNormBackwardFactors, ""},

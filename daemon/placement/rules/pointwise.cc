@@ -88,6 +88,10 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::min.other", pointwiseFactors, ""},
     {"aten::min.out", pointwiseFactors, ""},
     {"aten::prelu", pointwiseFactors, "one dimension"},
+    {"aten::where.Scalar", pointwiseFactors, ""},
+    {"aten::where.ScalarOther", pointwiseFactors, ""},
+    {"aten::where.ScalarSelf", pointwiseFactors, ""},
+    {"aten::masked_fill.Tensor", pointwiseFactors, ""},
     // Aliases, which LibTorch does not tag.
     {"aten::absolute", pointwiseFactors, ""},
     {"aten::arccos", pointwiseFactors, ""},
