@@ -34,6 +34,7 @@ class KernelCheck {
   struct Input {
     std::uint32_t slot;
     bool written;
+    bool empty;
     std::string looks;  // dtype, shape, strides, place
     std::size_t checksum = 0;
   };

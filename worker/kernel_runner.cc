@@ -158,8 +158,8 @@ void KernelRunner::finishCall(const Task& task, CallState& call) {
     const std::uint32_t slot = plan.outputs[i];
     FailurePtr failure = call.failureOf(slot);
     if (failure == nullptr) {
-      shapeEmpty(plan, i, call.tensors[slot]);
-      absl::Status planned = checkOutput(plan, i, call.tensors[slot]);
+      absl::Status planned = shapeEmpty(plan, i, call.tensors[slot]);
+      if (planned.ok()) planned = checkOutput(plan, i, call.tensors[slot]);
       if (planned.ok() && task.validate) planned = checkPlace(plan, i, call.tensors[slot]);
       if (planned.ok()) planned = settleMemory(plan, i, call);
       if (planned.ok()) {
@@ -220,16 +220,23 @@ absl::Status KernelRunner::settleMemory(const Plan& plan, std::size_t index, Cal
   return absl::OkStatus();
 }
 
-void KernelRunner::shapeEmpty(const Plan& plan, std::size_t index, at::Tensor& tensor) {
-  if (plan.expected.empty() || !tensor.defined() || tensor.numel() > 0) return;
+absl::Status KernelRunner::shapeEmpty(const Plan& plan, std::size_t index, at::Tensor& tensor) {
+  if (plan.expected.empty() || !tensor.defined() || tensor.numel() > 0) return absl::OkStatus();
   const ExpectedOutput& expected = plan.expected[index];
   const bool planned = tensor.sizes() == c10::IntArrayRef(expected.shape);
-  if (planned || tensor.scalar_type() != expected.dtype || c10::multiply_integers(expected.shape) > 0) return;
-  if (expected.alias >= 0) {
-    tensor.resize_(expected.shape);  // the tensor that the caller gave to be written to
-  } else {
-    tensor = at::empty(expected.shape, tensor.options());
+  if (planned || tensor.scalar_type() != expected.dtype || c10::multiply_integers(expected.shape) > 0) {
+    return absl::OkStatus();
   }
+  try {
+    if (expected.alias >= 0 && plan.writes(static_cast<std::uint32_t>(expected.alias))) {
+      tensor.resize_(expected.shape);
+    } else {
+      tensor = at::empty(expected.shape, tensor.options());
+    }
+  } catch (const std::exception& error) {
+    return fromException(error);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status KernelRunner::checkOutput(const Plan& plan, std::size_t index, const at::Tensor& tensor) {

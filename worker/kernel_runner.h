@@ -56,7 +56,7 @@ class KernelRunner {
   static absl::Status settleMemory(const Plan& plan, std::size_t index, CallState& call);
   /// Gives output `index` the planned shape if neither has elements: some kernels return other shapes for parts
   /// without elements than for others (pixel_unshuffle: its input's).
-  static void shapeEmpty(const Plan& plan, std::size_t index, at::Tensor& tensor);
+  static absl::Status shapeEmpty(const Plan& plan, std::size_t index, at::Tensor& tensor);
   /// OK when output `index` looks as planned.
   static absl::Status checkOutput(const Plan& plan, std::size_t index, const at::Tensor& tensor);
   /// OK when it lies as planned, too.

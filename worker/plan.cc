@@ -189,6 +189,13 @@ absl::Status Plan::decodeConvert(const v1::ConvertStep& wire) {
   return addSlots(1);
 }
 
+bool Plan::writes(std::uint32_t input) const {
+  return std::any_of(actions.begin(), actions.end(), [input](const PlanAction& action) {
+    const auto* kernel = std::get_if<KernelAction>(&action);
+    return kernel != nullptr && std::count(kernel->writes.begin(), kernel->writes.end(), input) > 0;
+  });
+}
+
 absl::Status Plan::decodeOutputs(const v1::Plan& wire) {
   for (const std::uint32_t slot : outputs) {
     if (absl::Status status = checkSlot(slot, slots); !status.ok()) return status;

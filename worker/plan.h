@@ -68,6 +68,9 @@ class Plan {
   /// even that can be told, since its mesh does not decode.
   static absl::StatusOr<std::unique_ptr<const Plan>> create(const v1::Plan& wire, Rank rank, at::Device device);
 
+  /// Whether a kernel writes to `input`.
+  bool writes(std::uint32_t input) const;
+
   PlanId id = 0;
   std::string name;
   DeviceMesh mesh;

@@ -13,7 +13,8 @@ namespace dtorch {
 /// One rank's end of the steps that all ranks of a group take together: take a step, wait until all have taken it. All
 /// ranks take the same steps in the same order, so that one counter a rank says how far it is.
 ///
-/// Thread: one caller of step() and awaitAll(); breakGroup() from any thread.
+/// Thread: one caller of step() and awaitAll(), which may move it to another of the processors that it is allowed;
+/// breakGroup() from any thread.
 class Lockstep {
  public:
   using Deadline = std::chrono::steady_clock::time_point;

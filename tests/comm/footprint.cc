@@ -14,8 +14,6 @@ constexpr bool kFreesAtOnce = false;  // freed memory is kept for a while, to fi
 #else
 constexpr bool kFreesAtOnce = true;
 #endif
-/// 2 MiB: what an allocator keeps at one time and not at another, whatever the number of operations.
-constexpr std::size_t kSlackPages = 512;
 constexpr std::size_t kSlackMappings = 8;
 
 }  // namespace
@@ -31,7 +29,7 @@ Footprint Footprint::now() {
   return footprint;
 }
 
-std::string Footprint::growthSince(const Footprint& before) const {
+std::string Footprint::growthSince(const Footprint& before, std::size_t slackPages) const {
   std::string growth;
   const auto compare = [&growth](const char* what, std::size_t then, std::size_t now) {
     if (now > then) absl::StrAppend(&growth, what, " ", then, " to ", now, "; ");
@@ -39,7 +37,7 @@ std::string Footprint::growthSince(const Footprint& before) const {
   compare("descriptors", before.descriptors, descriptors);
   if (kFreesAtOnce) {
     compare("mappings", before.mappings + kSlackMappings, mappings);
-    compare("resident pages", before.pages + kSlackPages, pages);
+    compare("resident pages", before.pages + slackPages, pages);
   }
   return growth;
 }

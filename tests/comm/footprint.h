@@ -11,8 +11,8 @@ struct Footprint {
   std::size_t pages = 0;  // resident
 
   static Footprint now();
-  /// What is more than `before`; empty: nothing, but for 1 MiB of memory and a few mappings that allocators keep.
-  std::string growthSince(const Footprint& before) const;
+  /// What is more than `before`; empty: nothing, but for a few mappings and `slackPages` (1 MiB) that allocators keep.
+  std::string growthSince(const Footprint& before, std::size_t slackPages = 256) const;
 };
 
 }  // namespace dtorch::testing

@@ -670,7 +670,7 @@ void manyOperations(RankContext& context) {
     error += errorOf(backend->endCoalescing());
     if (!error.empty()) return context.check(false, error);
   }
-  const std::string growth = Footprint::now().growthSince(before);
+  const std::string growth = Footprint::now().growthSince(before, 512);
   context.check(growth.empty(), growth);
   context.check(errorOf(backend->barrier({})).empty(), "barrier");
 }

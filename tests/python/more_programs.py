@@ -445,7 +445,9 @@ def attention(shape, dtype):
     batch, heads, queries, keys, width = shape
     query = draw((batch, heads, queries, width), dtype)
     key, value = draw((batch, heads, keys, width), dtype), draw((batch, heads, keys, width), dtype)
-    masks = [None] + [draw((*leading, queries, keys), dtype) for leading in ((), (batch, 1), (batch, heads))]
+    shapes = (queries, keys), (1, keys), (batch, 1, queries, keys), (batch, 1, 1, keys), (1, heads, queries, keys), \
+        (batch, heads, queries, keys)
+    masks = [None] + [draw(shape, dtype) for shape in shapes]
     some = draw((queries, keys), torch.bool)
     some[:, 0] = True  # whoever may see nothing has no value
     for mask in [*masks, some]:
@@ -456,6 +458,11 @@ def attention(shape, dtype):
         out, sums = aten._scaled_dot_product_flash_attention_for_cpu.default(query, key, value, 0.0, causal, **options)
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default(
             draw(out.shape, dtype), query, key, value, out, sums, 0.0, causal, **options)
+    # Two heads of queries to each of keys.
+    query = draw((batch, 2 * heads, queries, width), dtype)
+    for mask, causal in (None, False), (masks[1], False), (None, True):
+        aten.scaled_dot_product_attention.default(query, key, value, mask, 0.0, causal, enable_gqa=True)
+        aten._scaled_dot_product_attention_math.default(query, key, value, mask, 0.0, causal, enable_gqa=True)
 
 
 @over(FLOATS + [torch.int64], SHAPES)
