@@ -158,7 +158,7 @@ void KernelRunner::finishCall(const Task& task, CallState& call) {
     const std::uint32_t slot = plan.outputs[i];
     FailurePtr failure = call.failureOf(slot);
     if (failure == nullptr) {
-      absl::Status planned = shapeEmpty(plan, i, call.tensors[slot]);
+      absl::Status planned = fitEmpty(plan, i, call.tensors[slot]);
       if (planned.ok()) planned = checkOutput(plan, i, call.tensors[slot]);
       if (planned.ok() && task.validate) planned = checkPlace(plan, i, call.tensors[slot]);
       if (planned.ok()) planned = settleMemory(plan, i, call);
@@ -220,18 +220,16 @@ absl::Status KernelRunner::settleMemory(const Plan& plan, std::size_t index, Cal
   return absl::OkStatus();
 }
 
-absl::Status KernelRunner::shapeEmpty(const Plan& plan, std::size_t index, at::Tensor& tensor) {
+absl::Status KernelRunner::fitEmpty(const Plan& plan, std::size_t index, at::Tensor& tensor) {
   if (plan.expected.empty() || !tensor.defined() || tensor.numel() > 0) return absl::OkStatus();
   const ExpectedOutput& expected = plan.expected[index];
-  const bool planned = tensor.sizes() == c10::IntArrayRef(expected.shape);
-  if (planned || tensor.scalar_type() != expected.dtype || c10::multiply_integers(expected.shape) > 0) {
-    return absl::OkStatus();
-  }
+  const bool planned = tensor.sizes() == c10::IntArrayRef(expected.shape) && tensor.scalar_type() == expected.dtype;
+  if (planned || c10::multiply_integers(expected.shape) > 0) return absl::OkStatus();
   try {
-    if (expected.alias >= 0 && plan.writes(static_cast<std::uint32_t>(expected.alias))) {
+    if (expected.alias < 0 || !plan.writes(static_cast<std::uint32_t>(expected.alias))) {
+      tensor = at::empty(expected.shape, tensor.options().dtype(expected.dtype));
+    } else if (tensor.scalar_type() == expected.dtype) {
       tensor.resize_(expected.shape);
-    } else {
-      tensor = at::empty(expected.shape, tensor.options());
     }
   } catch (const std::exception& error) {
     return fromException(error);

@@ -54,9 +54,9 @@ class KernelRunner {
   /// Makes output `index` share memory with the planned input, or with none: whether a kernel copies may depend on the
   /// part of the tensor that a rank has.
   static absl::Status settleMemory(const Plan& plan, std::size_t index, CallState& call);
-  /// Gives output `index` the planned shape if neither has elements: some kernels return other shapes for parts
-  /// without elements than for others (pixel_unshuffle: its input's).
-  static absl::Status shapeEmpty(const Plan& plan, std::size_t index, at::Tensor& tensor);
+  /// Gives output `index` the planned shape and dtype if it has no elements and shall have none: some kernels return
+  /// others for parts without elements (pixel_unshuffle its input's shape, softmax its input's dtype).
+  static absl::Status fitEmpty(const Plan& plan, std::size_t index, at::Tensor& tensor);
   /// OK when output `index` looks as planned.
   static absl::Status checkOutput(const Plan& plan, std::size_t index, const at::Tensor& tensor);
   /// OK when it lies as planned, too.

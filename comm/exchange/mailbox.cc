@@ -87,16 +87,14 @@ std::optional<SegmentRef> Mailbox::find(const Key& key) const {
   return std::nullopt;
 }
 
-absl::StatusOr<SegmentRef> Mailbox::await(const Key& key, const ProcessWatch& owner,
+absl::StatusOr<SegmentRef> Mailbox::await(const Key& key, const std::function<absl::Status()>& alive,
                                           std::chrono::steady_clock::time_point deadline,
                                           const std::atomic<bool>& aborted) const {
   for (;;) {
     const std::uint32_t changes = board_->changes.load(std::memory_order_seq_cst);
     if (auto found = find(key)) return *found;
     if (aborted.load(std::memory_order_acquire)) return absl::AbortedError("the wait for a group was aborted");
-    if (owner.pid() != 0 && owner.exited()) {
-      return absl::UnavailableError(absl::StrCat("process ", owner.pid(), " died"));
-    }
+    if (absl::Status status = alive(); !status.ok()) return status;
     const auto left = deadline - std::chrono::steady_clock::now();
     if (left.count() <= 0) return absl::DeadlineExceededError("its first rank did not found the group");
     futexWait(board_->changes, changes, std::min<std::chrono::nanoseconds>(kLookAround, left));

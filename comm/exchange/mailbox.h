@@ -2,12 +2,12 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "core/ids.h"
-#include "shm/process_watch.h"
 #include "shm/segment.h"
 
 namespace dtorch {
@@ -33,8 +33,9 @@ class Mailbox {
 
   /// RESOURCE_EXHAUSTED: 4096 notices of this epoch are up. Those of older epochs make room.
   absl::Status publish(const Key& key, const SegmentRef& what);
-  /// Waits for the notice of `key`. DEADLINE_EXCEEDED; UNAVAILABLE: `owner` ended; ABORTED: `*aborted` became true.
-  absl::StatusOr<SegmentRef> await(const Key& key, const ProcessWatch& owner,
+  /// Waits for the notice of `key`. DEADLINE_EXCEEDED; ABORTED: `*aborted` became true; what `alive` says when it is not
+  /// OK: it is asked again and again.
+  absl::StatusOr<SegmentRef> await(const Key& key, const std::function<absl::Status()>& alive,
                                    std::chrono::steady_clock::time_point deadline,
                                    const std::atomic<bool>& aborted) const;
 

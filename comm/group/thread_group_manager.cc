@@ -15,6 +15,13 @@
 #include "comm/store/shared_allocator.h"
 
 namespace dtorch {
+namespace {
+
+absl::Status deathOf(const PeerRef& peer) {
+  return absl::UnavailableError(absl::StrCat("rank ", peer.rank, " (process ", peer.pid, ") died"));
+}
+
+}  // namespace
 
 class ThreadGroupManager::Impl {
  public:
@@ -145,7 +152,7 @@ absl::Status ThreadGroupManager::Impl::make(const std::vector<Rank>& ranks) {
     // First the watch, then the mailbox's inode: that it is still the peer's says that the watch is on the peer.
     auto watch = ProcessWatch::open(peer.pid);
     if (!watch.ok() || !Mailbox::open(peer.mailbox).ok()) {
-      return absl::UnavailableError(absl::StrCat("rank ", peer.rank, " (process ", peer.pid, ") died"));
+      return deathOf(peer);
     }
     members->watches[i] = *std::move(watch);
   }
@@ -178,17 +185,21 @@ absl::StatusOr<Segment> ThreadGroupManager::Impl::found(const std::vector<Rank>&
 
 absl::StatusOr<Segment> ThreadGroupManager::Impl::join(const std::vector<Rank>& ranks, const Members& members) {
   const PeerRef& founder = members.peers[0];
-  const auto gone = [&founder] {
-    return absl::UnavailableError(absl::StrCat("rank ", founder.rank, " (process ", founder.pid, ") died"));
+  // Of any member: a founder that finds one dead founds nothing.
+  const auto alive = [&members] {
+    for (std::size_t i = 0; i < members.peers.size(); ++i) {
+      if (members.watches[i].pid() != 0 && members.watches[i].exited()) return deathOf(members.peers[i]);
+    }
+    return absl::OkStatus();
   };
   auto mailbox = Mailbox::open(founder.mailbox);
-  if (!mailbox.ok()) return gone();
-  auto ref = mailbox->await(Mailbox::keyOf(members.epoch, ranks), members.watches[0],
+  if (!mailbox.ok()) return deathOf(founder);
+  auto ref = mailbox->await(Mailbox::keyOf(members.epoch, ranks), alive,
                             std::chrono::steady_clock::now() + timeout_, stopWaiting_);
-  if (absl::IsUnavailable(ref.status())) return gone();
   if (!ref.ok()) return ref.status();
   auto segment = Segment::open(*ref);
   if (!segment.ok()) {
+    if (absl::Status status = alive(); !status.ok()) return status;
     return absl::DeadlineExceededError(
         absl::StrCat("rank ", founder.rank, " (process ", founder.pid, ") has given up waiting for the others"));
   }

@@ -388,13 +388,16 @@ TEST_CASE("notices are found by key, awaited, and make room with their epoch") {
       if (!mailbox->publish(Mailbox::keyOf(1, {i, 1}), {i, 7, 8, 9}).ok()) std::abort();
     }
   });
-  CHECK(mailbox->await(Mailbox::keyOf(1, {299, 1}), {}, soon(), never)->pid == 299);
+  const auto alive = [] { return absl::OkStatus(); };
+  CHECK(mailbox->await(Mailbox::keyOf(1, {299, 1}), alive, soon(), never)->pid == 299);
   publisher.join();
-  CHECK(mailbox->await(Mailbox::keyOf(1, {17, 1}), {}, soon(), never)->pid == 17);
+  CHECK(mailbox->await(Mailbox::keyOf(1, {17, 1}), alive, soon(), never)->pid == 17);
   CHECK(absl::IsDeadlineExceeded(
-      mailbox->await(Mailbox::keyOf(2, {17, 1}), {}, std::chrono::steady_clock::now(), never).status()));
+      mailbox->await(Mailbox::keyOf(2, {17, 1}), alive, std::chrono::steady_clock::now(), never).status()));
+  const auto dead = [] { return absl::UnavailableError("rank 1 died"); };
+  CHECK(mailbox->await(Mailbox::keyOf(2, {17, 1}), dead, soon(), never).status() == dead());
   const std::atomic<bool> aborted = true;
-  CHECK(absl::IsAborted(mailbox->await(Mailbox::keyOf(2, {17, 1}), {}, soon(), aborted).status()));
+  CHECK(absl::IsAborted(mailbox->await(Mailbox::keyOf(2, {17, 1}), alive, soon(), aborted).status()));
   for (int i = 0; i < 4096; ++i) REQUIRE(mailbox->publish(Mailbox::keyOf(2, {i}), {i, 1, 1, 1}).ok());
   CHECK(absl::IsResourceExhausted(mailbox->publish(Mailbox::keyOf(2, {5000}), {1, 1, 1, 1})));
 }

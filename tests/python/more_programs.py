@@ -421,6 +421,21 @@ def nothing(shape, dtype):
     aten.mul.Tensor(x, draw(shape, dtype))
     aten.mul.Tensor(x, 2)
     aten.to.dtype(x, torch.float16)
+    aten.broadcast_to.default(x, (2, *shape))
+
+
+@over([torch.float32, torch.float64], [(0, 1), (0, 2), (0, 3), (0, 5)])
+def pooling_of_nothing(shape, dtype):
+    x, gradient = draw((*shape, 4, 4, 6), dtype), draw((*shape, 2, 2, 3), dtype)
+    aten.avg_pool3d.default(x, [2])
+    aten.avg_pool3d_backward.default(gradient, x, [2], [], [0], False, True, None)
+
+
+@over([torch.float32, torch.float64], [(2, 4, 3), (5, 3, 3), (3, 2, 4), (1, 5, 2), (2, 3, 2, 3)])
+def unpacked(shape, dtype):
+    factors, pivots = torch.linalg.lu_factor(draw(shape, dtype))
+    for data, wanted in itertools.product((True, False), repeat=2):
+        aten.lu_unpack.default(factors, pivots, data, wanted)
 
 
 @over([torch.complex64, torch.complex128], [(3, 4, 5), (2, 3, 7), (5, 2, 4), (1, 6, 3)])

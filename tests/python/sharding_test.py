@@ -129,6 +129,9 @@ class ShardingTest(unittest.TestCase):
             out = self.put(ranks, torch.zeros(1, 18, 2, 2), Shard(0))
             self.check(torch.pixel_unshuffle(x, 3), "aten::pixel_unshuffle.out", part, 3, out=out)
             torch.testing.assert_close(self.value(out), torch.pixel_unshuffle(x, 3))
+            numbers = torch.arange(4).reshape(1, 4)
+            self.check(numbers.softmax(1, torch.float32), "aten::softmax.int", self.put(ranks, numbers, Shard(0)), 1,
+                       torch.float32)
 
     def test_products_that_no_rank_can_compute_alone_are_refused(self):
         a, b = torch.randn(4, 8), torch.randn(8, 6)

@@ -135,9 +135,9 @@ absl::StatusOr<Factors> einsumFactors(const RuleCall& call, absl::string_view) {
   return factors;
 }
 
-// A number in place of `self` is not broadcast to no rows.
+// A `self` that broadcasts is not broadcast to no rows.
 absl::StatusOr<Factors> addmvFactors(const RuleCall& call, absl::string_view detail) {
-  return notationFactors(call, absl::StrCat(detail, call.inputs[0]->shape.empty() ? "; full m" : ""));
+  return notationFactors(call, absl::StrCat(detail, call.inputs[0]->shape != call.outputs[0]->shape ? "; full m" : ""));
 }
 
 constexpr std::array kRules = std::to_array<Rule>({
