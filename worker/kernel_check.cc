@@ -91,6 +91,9 @@ KernelCheck::KernelCheck(const KernelAction& action, absl::Span<const at::Tensor
       });
       const bool empty = tensor.defined() && tensor.numel() == 0;
       inputs_.push_back({slot, written, empty, looks(tensor), written ? 0 : checksum(tensor)});
+      // The mean of nothing is NaN, the greatest of nothing -inf.
+      mayBeNan_ = mayBeNan_ || empty;
+      mayBeInfinite_ = mayBeInfinite_ || empty;
       if (!hasFractions(tensor)) continue;
       const at::Tensor numbers = realNumbers(tensor);
       if (at::isfinite(numbers).all().item<bool>()) continue;

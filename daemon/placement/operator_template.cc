@@ -89,11 +89,12 @@ absl::StatusOr<OperatorTemplate> OperatorTemplate::create(const OperatorPolicy& 
   absl::StatusOr<int> count = countOutputs(schema);
   if (!count.ok()) return count.status();
   if (*count >= 0 && static_cast<std::uint32_t>(*count) != outputs) {
-    return absl::InvalidArgumentError(absl::StrCat("it returns ", *count, " tensors, the call expects ", outputs));
+    result.refusal =
+        absl::InvalidArgumentError(absl::StrCat("it returns ", *count, " tensors, the call expects ", outputs));
   }
 
   for (std::size_t a = 0; a < schema.arguments().size(); ++a) {
-    if (!isWritten(schema, a)) continue;
+    if (!isWritten(schema, a, result.arguments)) continue;
     std::vector<std::uint32_t> inputs;
     appendTensors(result.arguments[a], &inputs);
     result.written.insert(result.written.end(), inputs.begin(), inputs.end());

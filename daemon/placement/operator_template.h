@@ -25,6 +25,8 @@ struct OperatorTemplate {
   std::vector<std::uint32_t> written;
   /// Which output is which written input, changed in place or given as out=: (output, input).
   std::vector<std::pair<std::uint32_t, std::uint32_t>> returned;
+  /// Not OK: every call is refused for it. What a call was to write to is known then.
+  absl::Status refusal;
   /// Where the outputs go when there is no tensor input.
   const PlacedMesh* mesh = nullptr;
   Placements placements;

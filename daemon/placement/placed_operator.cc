@@ -85,7 +85,7 @@ absl::StatusOr<RuleElement> elementOf(const OperatorTemplate& op, const Lists& l
   for (std::size_t a = 0; a < op.arguments.size(); ++a) {
     const c10::Argument& parameter = schema.arguments()[a];
     const Value& value = op.arguments[a];
-    const bool writes = isWritten(schema, a);
+    const bool writes = isWritten(schema, a, op.arguments);
     const bool isList = lists[a].has_value();
     const auto& list = isList ? lists[a]->indices : none;
     if (isList && place >= 0) {

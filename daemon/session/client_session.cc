@@ -395,6 +395,7 @@ bool ClientSession::runCall(const v1::Command& command) {
     refuse(command, op, fail(std::move(why), op.name, command.site()));
     return true;
   };
+  if (!op.refusal.ok()) return refuseFor(op.refusal);
   if (static_cast<std::uint32_t>(command.inputs_size()) != op.inputs) {
     return refuseFor(absl::InvalidArgumentError(
         absl::StrCat("its arguments hold ", op.inputs, " tensors, the call gives ", command.inputs_size())));
@@ -628,7 +629,9 @@ bool ClientSession::explain(const v1::Command& command) {
     FutureTable::sendError(channel_.get(), asked.future(), failure.get());
     return true;
   };
-  if (!entry->error.ok()) return answerWith(fail(entry->error, entry->name, command.site()));
+  for (const absl::Status& error : {entry->error, entry->op == nullptr ? absl::OkStatus() : entry->op->refusal}) {
+    if (!error.ok()) return answerWith(fail(error, entry->name, command.site()));
+  }
   if (static_cast<std::uint32_t>(asked.inputs_size()) != entry->op->inputs) {
     return answerWith(fail(absl::InvalidArgumentError(absl::StrCat("its arguments hold ", entry->op->inputs,
                                                                    " tensors, the call gives ", asked.inputs_size())),

@@ -431,11 +431,16 @@ def pooling_of_nothing(shape, dtype):
     aten.avg_pool3d_backward.default(gradient, x, [2], [], [0], False, True, None)
 
 
-@over([torch.float32, torch.float64], [(2, 4, 3), (5, 3, 3), (3, 2, 4), (1, 5, 2), (2, 3, 2, 3)])
+@over([torch.float32, torch.float64], [(2, 4, 3), (5, 3, 3), (3, 2, 4), (1, 5, 2), (2, 3, 2, 3), (3, 2, 3, 3), (2, 2, 4, 3)])
 def unpacked(shape, dtype):
     factors, pivots = torch.linalg.lu_factor(draw(shape, dtype))
     for data, wanted in itertools.product((True, False), repeat=2):
         aten.lu_unpack.default(factors, pivots, data, wanted)
+
+
+@over([torch.float32, torch.float64], [(2, 3, 4), (1, 2, 5), (4, 3, 2), (3, 1, 4, 2), (2, 2, 3, 5), (1, 3, 2, 4)])
+def expanded(shape, dtype):
+    aten.expand_copy.default(draw(shape, dtype), (2, *shape))
 
 
 @over([torch.complex64, torch.complex128], [(3, 4, 5), (2, 3, 7), (5, 2, 4), (1, 6, 3)])

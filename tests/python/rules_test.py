@@ -378,6 +378,36 @@ class RulesTest(unittest.TestCase):
             self.session.call("aten::scaled_dot_product_attention", rows, whole, whole,
                               is_causal=True).get().wait(LIMIT)
 
+    def test_what_a_refused_call_was_to_write_to_has_no_value(self):
+        x = self.session.put(torch.rand(4, 2))
+        values, indices = self.session.put(torch.zeros(4)), self.session.put(torch.zeros(4, dtype=torch.int64))
+        self.session.call("aten::max.dim_max", x, 1, max=values, max_values=indices)
+        for tensor in values, indices:
+            with self.assertRaisesRegex(dtorch.Error, "returns 2 tensors, the call expects 1"):
+                tensor.get().wait(LIMIT)
+        self.assertEqual(x.get().wait(LIMIT).shape, (4, 2))
+        with self.assertRaisesRegex(dtorch.Error, "returns 2 tensors, the call expects 1"):
+            self.session.explain("aten::max.dim_max", x, 1, max=x, max_values=x, timeout=LIMIT)
+
+    def test_what_a_call_only_reads_is_moved(self):
+        """Though its schema says that it may write to it."""
+        self.session.implicit = True
+        x, of_channels = torch.rand(6, 4, 3), [torch.rand(4) + 0.1 for _ in range(4)]
+        out = self.session.call("aten::batch_norm", self.session.put(x, [Shard(0)]),
+                                *[self.session.put(value, [Shard(0)]) for value in of_channels], False, 0.1, 1e-5, False)
+        weight, bias, mean, variance = of_channels
+        self.same(out, torch.nn.functional.batch_norm(x, mean, variance, weight, bias), 1e-5)
+        parameters, gradients = torch.rand(5, 4), torch.rand(5, 4)
+        states = [torch.zeros(5, 4), torch.zeros(5, 4)]
+        on = [[self.session.put(value, [Shard(0)])] for value in (parameters, *states)]
+        of_rows = [self.session.put(gradients, [Shard(1)])]
+        options = dict(lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.02, eps=1e-6, amsgrad=False, maximize=False)
+        self.session.call("aten::_fused_adamw_", on[0], of_rows, on[1], on[2], [], [self.session.put(torch.ones(()))],
+                          outputs=0, **options)
+        torch.ops.aten._fused_adamw_([parameters], [gradients], [states[0]], [states[1]], [], [torch.ones(())], **options)
+        self.same(on[0][0], parameters, 1e-6)
+        self.same(of_rows[0], gradients)
+
     def test_operators_of_transformers(self):
         """Their values are proven with the other rules (more_programs.py)."""
         x, turn = torch.randn(4, 6, 8), torch.randn(6, 8)

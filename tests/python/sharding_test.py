@@ -132,6 +132,7 @@ class ShardingTest(unittest.TestCase):
             numbers = torch.arange(4).reshape(1, 4)
             self.check(numbers.softmax(1, torch.float32), "aten::softmax.int", self.put(ranks, numbers, Shard(0)), 1,
                        torch.float32)
+            self.check(x.logcumsumexp(0), "aten::logcumsumexp", part, 0)
 
     def test_products_that_no_rank_can_compute_alone_are_refused(self):
         a, b = torch.randn(4, 8), torch.randn(8, 6)
