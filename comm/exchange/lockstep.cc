@@ -20,7 +20,7 @@ constexpr milliseconds kLookAround{50};
 /// About 20 us: longer than a quick peer needs, shorter than two switches of threads.
 constexpr int kSpins = 500;
 /// How often a rank leaves the processor of the one that it waits for, where the kernel brings them together again.
-constexpr milliseconds kStayTogether{10};
+constexpr milliseconds kStayTogether{1};
 
 int spinsFor(int ranks) {
   // Whoever spins while more ranks than cores want to run keeps the one that it waits for from running.
