@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "daemon/placement/factors.h"
+
 namespace dtorch {
 
 Placement ProgramTensor::placement(int factor, bool combined) const {
@@ -71,6 +73,27 @@ std::uint32_t ProgramBuilder::placed(std::uint32_t number, std::vector<int> dims
   ProgramTensor result = program_.tensors[number];
   result.dims = std::move(dims);
   return run("", {tensor(number)}, std::move(result));
+}
+
+std::uint32_t ProgramBuilder::softmax(std::uint32_t number, int dim, bool log) {
+  const auto along = static_cast<std::size_t>(dim);
+  const std::vector<std::int64_t> dims = {dim};
+  const ProgramTensor whole = program_.tensors[number];
+  const auto reducedBy = [&](ReduceOp op) {
+    ProgramTensor result = whole;
+    result.meta.shape[along] = 1;
+    result.meta.strides = contiguousStrides(result.meta.shape);
+    result.dims[along] = Factors::kWhole;
+    result.partial = {op};
+    return result;
+  };
+  const std::uint32_t greatest = reduced(run("aten::amax", {tensor(number), dims, true}, reducedBy(ReduceOp::kMax)));
+  const std::uint32_t apart = map("aten::sub.Tensor", number, {tensor(greatest)});
+  const std::uint32_t powers = map("aten::exp", apart);
+  const std::uint32_t sum =
+      reduced(run("aten::sum.dim_IntList", {tensor(powers), dims, true}, reducedBy(ReduceOp::kSum)));
+  return log ? map("aten::sub.Tensor", apart, {tensor(map("aten::log", sum))})
+             : map("aten::div.Tensor", powers, {tensor(sum)});
 }
 
 ProgramBuilder::LocalIndices ProgramBuilder::localIndices(std::uint32_t indices, std::uint32_t of, int dim) {

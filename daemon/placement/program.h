@@ -73,6 +73,8 @@ class ProgramBuilder {
   std::uint32_t gathered(std::uint32_t number, std::size_t dim);
   /// Each rank's part of a tensor that all have, by the factors of its dimensions.
   std::uint32_t placed(std::uint32_t number, std::vector<int> dims);
+  /// Softmax along `dim`, or its logarithm, where the dimension may be split; in the dtype of `number`.
+  std::uint32_t softmax(std::uint32_t number, int dim, bool log);
   /// Indices into dimension `dim` of tensor `of`, as those of the rank's part of it, and a mask of what lies elsewhere.
   struct LocalIndices {
     std::uint32_t indices;

@@ -19,7 +19,7 @@ namespace {
 constexpr std::array<absl::string_view, 3> kFusedOptimizers = {"aten::_fused_adam_", "aten::_fused_adamw_",
                                                                "aten::_fused_sgd_"};
 
-// Overloads that run on whole tensors only, though an operator of theirs, or what they are made of, has a rule; and why.
+// Overloads of operators with a rule that run on whole tensors all the same, and why.
 struct WholeOnly {
   absl::string_view op;
   const char* why;
@@ -29,7 +29,6 @@ constexpr const char* kAllElements = "it looks at all elements together";
 constexpr const char* kOneByOne = "call the form for one tensor on each";
 constexpr const char* kTolerance = "its tolerance is a tensor: give a number";
 constexpr const char* kNoCase = "no case has proven its rule";
-constexpr const char* kComposed = "call aten::log_softmax.int and aten::nll_loss_forward, which take split batches and classes";
 constexpr const char* kNumbers = "all but what it looks up are numbers";
 constexpr std::array kWholeOnly = std::to_array<WholeOnly>({
     {"aten::_foreach_norm.Scalar_out", kNewTensors},
@@ -41,8 +40,6 @@ constexpr std::array kWholeOnly = std::to_array<WholeOnly>({
     {"aten::atleast_3d.Sequence", kOneByOne},
     {"aten::bucketize.Scalar", kNumbers},
     {"aten::bucketize.Scalar_out", kNumbers},
-    {"aten::cross_entropy_loss", kComposed},
-    {"aten::nll_loss_nd", kComposed},
     {"aten::conj", "it makes a view that is conjugated when it is read"},
     {"aten::linalg_matrix_rank.out_tol_tensor", kTolerance},
     {"aten::linalg_matrix_rank.tol_tensor", kTolerance},
@@ -57,6 +54,8 @@ constexpr std::array kWholeOnly = std::to_array<WholeOnly>({
     {"aten::new_full.out", kNewTensors},
     {"aten::new_ones.out", kNewTensors},
     {"aten::new_zeros.out", kNewTensors},
+    {"aten::nll_loss.out", kNewTensors},
+    {"aten::nll_loss2d.out", kNewTensors},
     {"aten::nll_loss2d_forward.output", kNewTensors},
     {"aten::nll_loss_forward.output", kNewTensors},
     {"aten::norm.ScalarOpt_dtype_out", kNewTensors},

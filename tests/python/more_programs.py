@@ -485,6 +485,16 @@ def attention(shape, dtype):
         aten._scaled_dot_product_attention_math.default(query, key, value, mask, 0.0, causal, enable_gqa=True)
 
 
+@over([torch.float32, torch.float64, torch.bfloat16], [(5, 7), (6, 3), (3, 4, 2), (2, 5, 3), (4, 6), (2, 3, 4, 2)])
+def classification(shape, dtype):
+    x, classes = draw(shape, dtype), shape[1]
+    target = draw((shape[0], *shape[2:]), torch.int64, 0, classes)
+    target[0] = -100  # ignored
+    for weight, reduction in itertools.product((None, draw((classes,), dtype, 0, 2)), range(3)):
+        aten.cross_entropy_loss.default(x, target, weight, reduction, -100, 0.0)
+        aten.nll_loss_nd.default(x.log_softmax(1), target, weight, reduction, -100)
+
+
 @over(FLOATS + [torch.int64], SHAPES)
 def choices(shape, dtype):
     x, condition = draw(shape, dtype), draw(shape, torch.bool)

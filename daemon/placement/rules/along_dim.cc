@@ -109,31 +109,9 @@ absl::StatusOr<Factors> softmaxFactors(const RuleCall& call, absl::string_view d
       {{split},
        [of, dim = *dim, log](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
          ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), {of});
-         const auto along = static_cast<std::size_t>(dim);
-         const auto as = [&](DType dtype, bool reduced, std::vector<ReduceOp> partial) {
-           ProgramTensor tensor = builder[0];
-           tensor.meta.dtype = dtype;
-           if (reduced) tensor.meta.shape[along] = 1;
-           if (reduced) tensor.dims[along] = Factors::kWhole;
-           tensor.meta.strides = contiguousStrides(tensor.meta.shape);
-           tensor.partial = std::move(partial);
-           return tensor;
-         };
-         const auto tensor = ProgramBuilder::tensor;
-         const DType compute = computeType(planned.outputs[0]->dtype);
-         const std::vector<std::int64_t> dims = {dim};
-         const std::uint32_t x = builder.cast(0, compute);
-         const std::uint32_t greatest =
-             builder.reduced(builder.run("aten::amax", {tensor(x), dims, true}, as(compute, true, {ReduceOp::kMax})));
-         const std::uint32_t apart =
-             builder.run("aten::sub.Tensor", {tensor(x), tensor(greatest)}, as(compute, false, {}));
-         const std::uint32_t powers = builder.map("aten::exp", apart);
-         const std::uint32_t sum = builder.reduced(
-             builder.run("aten::sum.dim_IntList", {tensor(powers), dims, true}, as(compute, true, {ReduceOp::kSum})));
-         const std::uint32_t result =
-             log ? builder.map("aten::sub.Tensor", apart, {tensor(builder.map("aten::log", sum))})
-                 : builder.map("aten::div.Tensor", powers, {tensor(sum)});
-         return builder.finish({builder.cast(result, planned.outputs[0]->dtype)});
+         const DType dtype = planned.outputs[0]->dtype;
+         const std::uint32_t result = builder.softmax(builder.cast(0, computeType(dtype)), dim, log);
+         return builder.finish({builder.cast(result, dtype)});
        },
        {}});
   return factors;

@@ -129,7 +129,13 @@ std::string spatialOf(std::size_t rank) {
 }
 
 // Negative log likelihood. Where classes are split, the rank that has a sample's class gives its loss, the others zero.
-absl::StatusOr<Factors> nllFactors(const RuleCall& call, absl::string_view) {
+// Detail "cross entropy": of a softmax of the input.
+absl::StatusOr<Factors> nllFactors(const RuleCall& call, absl::string_view detail) {
+  const Value* smoothing = call.argument("label_smoothing");
+  const auto* smoothed = smoothing == nullptr ? nullptr : smoothing->as<double>();
+  if (smoothed != nullptr && *smoothed != 0) return absl::UnimplementedError("label_smoothing mixes all classes");
+  const bool normalises = detail == "cross entropy";
+  const bool tellsWeight = call.outputs.size() > 1;
   const std::int64_t reduction = call.integer("reduction", kMean);
   const std::size_t rank = call.inputs[0]->shape.size();
   if (rank < 2) return absl::UnimplementedError("it has one sample only");
@@ -137,36 +143,44 @@ absl::StatusOr<Factors> nllFactors(const RuleCall& call, absl::string_view) {
   const std::string spatial = spatialOf(rank);
   absl::StatusOr<Factors> factors =
       notationFactors(call, absl::StrCat("n c", spatial, ", n", spatial, ", c -> ",
-                                         reduction == kNone ? absl::StrCat("n", spatial) : std::string("*"), ", *"));
+                                         reduction == kNone ? absl::StrCat("n", spatial) : std::string("*"),
+                                         tellsWeight ? ", *" : "", normalises ? "; full c" : ""));
   if (!factors.ok()) return factors;
   factors->combined.push_back(
       {factors->all(),
-       [dims = factors->inputs, reduction](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
+       [dims = factors->inputs, reduction, normalises, tellsWeight](const RuleCall& planned,
+                                                                    std::int64_t) -> absl::StatusOr<Program> {
          ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), dims);
          const auto tensor = ProgramBuilder::tensor;
          const DType dtype = planned.outputs[0]->dtype;
          const DType compute = computeType(dtype);
+         const std::uint32_t likely = normalises ? builder.softmax(builder.cast(0, compute), 1, true) : 0;
          const Targets targets = targetsOf(builder, planned, 0, 1, compute);
+         const auto finish = [&](std::uint32_t loss, std::uint32_t weight) {
+           return builder.finish(tellsWeight ? std::vector<std::uint32_t>{loss, weight}
+                                             : std::vector<std::uint32_t>{loss});
+         };
          const auto total = [&](std::uint32_t number) {
            return builder.run("aten::sum", {tensor(number)}, {*makeMeta(compute, {}), {}, {ReduceOp::kSum}});
          };
          ProgramTensor picked = builder[1];
-         picked.meta.dtype = planned.inputs[0]->dtype;
+         picked.meta.dtype = builder[likely].meta.dtype;
          const std::uint32_t own = builder.run(
-             "dtorch::entries_or_zeros", {tensor(0), std::int64_t{1}, tensor(targets.classes), tensor(targets.absent)},
-             std::move(picked));
+             "dtorch::entries_or_zeros",
+             {tensor(likely), std::int64_t{1}, tensor(targets.classes), tensor(targets.absent)}, std::move(picked));
          std::uint32_t losses = builder.map(
              "aten::neg", builder.map("aten::mul.Tensor", builder.cast(own, compute), {tensor(targets.weights)}));
          if (reduction == kNone) {  // nothing is said of the weights then
-           const std::uint32_t zero = builder.factory("aten::zeros", {*planned.outputs[1], {}, {ReduceOp::kSum}});
-           return builder.finish({builder.cast(losses, dtype), zero});
+           const std::uint32_t loss = builder.cast(losses, dtype);
+           return finish(loss, tellsWeight ? builder.factory("aten::zeros", {*makeMeta(dtype, {}), {}, {ReduceOp::kSum}})
+                                           : loss);
          }
          const std::uint32_t sum = total(losses);
          const std::uint32_t weight = total(targets.weights);
-         if (reduction == kSum) return builder.finish({builder.cast(sum, dtype), builder.cast(weight, dtype)});
+         if (reduction == kSum) return finish(builder.cast(sum, dtype), builder.cast(weight, dtype));
          const std::uint32_t whole = builder.reduced(weight);
          const std::uint32_t mean = builder.map("aten::div.Tensor", builder.reduced(sum), {tensor(whole)});
-         return builder.finish({builder.cast(mean, dtype), builder.cast(whole, dtype)});
+         return finish(builder.cast(mean, dtype), builder.cast(whole, dtype));
        },
        reduction == kMean ? std::vector<ReduceOp>() : std::vector<ReduceOp>{ReduceOp::kSum}});
   return factors;
@@ -236,6 +250,10 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::soft_margin_loss_backward", lossBackwardFactors, ""},
     {"aten::nll_loss_forward", nllFactors, ""},
     {"aten::nll_loss2d_forward", nllFactors, ""},
+    {"aten::nll_loss", nllFactors, ""},
+    {"aten::nll_loss2d", nllFactors, ""},
+    {"aten::nll_loss_nd", nllFactors, ""},
+    {"aten::cross_entropy_loss", nllFactors, "cross entropy"},
     {"aten::nll_loss_backward", nllBackwardFactors, ""},
     {"aten::nll_loss2d_backward", nllBackwardFactors, ""},
 });
