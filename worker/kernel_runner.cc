@@ -1,5 +1,7 @@
 #include "worker/kernel_runner.h"
 
+#include <ATen/ops/empty.h>
+
 #include <memory>
 #include <optional>
 #include <utility>

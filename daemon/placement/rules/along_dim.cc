@@ -105,15 +105,15 @@ absl::StatusOr<Factors> softmaxFactors(const RuleCall& call, absl::string_view d
   factors.outputs = {of};
   const int split = of[static_cast<std::size_t>(*dim)];
   factors.neverEmpty = {split};
-  factors.combined.push_back(
-      {{split},
-       [of, dim = *dim, log](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
-         ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), {of});
-         const DType dtype = planned.outputs[0]->dtype;
-         const std::uint32_t result = builder.softmax(builder.cast(0, computeType(dtype)), dim, log);
-         return builder.finish({builder.cast(result, dtype)});
-       },
-       {}});
+  factors.combined.push_back({{split},
+                              [of, dim = *dim, log](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
+                                ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), {of});
+                                const DType dtype = planned.outputs[0]->dtype;
+                                const std::uint32_t result =
+                                    builder.softmax(builder.cast(0, computeType(dtype)), dim, log);
+                                return builder.finish({builder.cast(result, dtype)});
+                              },
+                              {}});
   return factors;
 }
 

@@ -172,8 +172,8 @@ absl::StatusOr<Factors> nllFactors(const RuleCall& call, absl::string_view detai
              "aten::neg", builder.map("aten::mul.Tensor", builder.cast(own, compute), {tensor(targets.weights)}));
          if (reduction == kNone) {  // nothing is said of the weights then
            const std::uint32_t loss = builder.cast(losses, dtype);
-           return finish(loss, tellsWeight ? builder.factory("aten::zeros", {*makeMeta(dtype, {}), {}, {ReduceOp::kSum}})
-                                           : loss);
+           return finish(
+               loss, tellsWeight ? builder.factory("aten::zeros", {*makeMeta(dtype, {}), {}, {ReduceOp::kSum}}) : loss);
          }
          const std::uint32_t sum = total(losses);
          const std::uint32_t weight = total(targets.weights);
