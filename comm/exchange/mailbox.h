@@ -33,8 +33,8 @@ class Mailbox {
 
   /// RESOURCE_EXHAUSTED: 4096 notices of this epoch are up. Those of older epochs make room.
   absl::Status publish(const Key& key, const SegmentRef& what);
-  /// Waits for the notice of `key`. DEADLINE_EXCEEDED; ABORTED: `*aborted` became true; what `alive` says when it is not
-  /// OK: it is asked again and again.
+  /// Waits for the notice of `key`. DEADLINE_EXCEEDED; ABORTED: `*aborted` became true; what `alive` says when it is
+  /// not OK: it is asked again and again.
   absl::StatusOr<SegmentRef> await(const Key& key, const std::function<absl::Status()>& alive,
                                    std::chrono::steady_clock::time_point deadline,
                                    const std::atomic<bool>& aborted) const;

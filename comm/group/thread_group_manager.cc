@@ -194,8 +194,8 @@ absl::StatusOr<Segment> ThreadGroupManager::Impl::join(const std::vector<Rank>& 
   };
   auto mailbox = Mailbox::open(founder.mailbox);
   if (!mailbox.ok()) return deathOf(founder);
-  auto ref = mailbox->await(Mailbox::keyOf(members.epoch, ranks), alive,
-                            std::chrono::steady_clock::now() + timeout_, stopWaiting_);
+  auto ref = mailbox->await(Mailbox::keyOf(members.epoch, ranks), alive, std::chrono::steady_clock::now() + timeout_,
+                            stopWaiting_);
   if (!ref.ok()) return ref.status();
   auto segment = Segment::open(*ref);
   if (!segment.ok()) {
