@@ -194,12 +194,14 @@ void denySystemCalls(std::initializer_list<unsigned> harmless) {
   }
 }
 
-/// How a process of its own ends that calls `body`: 0 or its exit code, less than 0: the signal that killed it.
+/// How a process of its own ends that calls `body`: 0 or its exit code, less than 0: the signal that killed it, SIGALRM
+/// after a minute.
 int endOf(const std::function<void()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {
     const rlimit none{0, 0};
     ::setrlimit(RLIMIT_CORE, &none);
+    ::alarm(60);
     body();
     ::_exit(0);
   }
