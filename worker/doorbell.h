@@ -21,6 +21,8 @@ class Doorbell {
     futexWakeAll(asleep_);
   }
 
+  bool asleep() const { return asleep_.load() != 0; }
+
   /// Sleeps until `condition` holds. False: `timeout` came first.
   template <typename Condition>
   bool waitUntil(Condition condition, std::chrono::nanoseconds timeout = kForever) {

@@ -22,7 +22,7 @@ namespace dtorch {
 /// Runs the tasks of one stream: kernels through the dispatcher, conversions through the groups. Nothing that fails
 /// here leaves a task: an operator's error goes into its outputs, and from there to whatever depends on them.
 ///
-/// Thread: the stream's.
+/// Thread: of whoever has the stream's turn.
 class KernelRunner {
  public:
   KernelRunner(Rank rank, ThreadGroupManager& groups, LostMemory& lostMemory, RandomStates& randomStates,

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -14,10 +15,11 @@
 
 namespace dtorch {
 
-/// A thread that runs its tasks in order.
+/// A thread that runs its tasks in order. While it sleeps, the producer may run some of them in its place: to wake a
+/// thread takes longer than most kernels.
 ///
-/// Thread: stage() and publish() by the message loop; next() and finish() by the stream's own thread; waitFor() by one
-/// other thread; the rest by any.
+/// Thread: stage(), publish(), wake() and nextHere() by the message loop; next() by the stream's own thread; finish()
+/// by who got the task; waitFor() by one other thread; the rest by any.
 template <typename Task>
 class KernelStream {
  public:
@@ -29,7 +31,7 @@ class KernelStream {
     join();
   }
 
-  /// `body` calls next() and finish() until next() returns null. `name` has at most 15 characters.
+  /// `body` calls next() and finish() until stopped(). `name` has at most 15 characters.
   void start(const std::string& name, std::function<void()> body) {
     thread_ = std::thread([name, body = std::move(body)] {
       pthread_setname_np(pthread_self(), name.c_str());
@@ -38,21 +40,53 @@ class KernelStream {
   }
 
   Task& stage() { return queue_.stage(); }
+  /// Makes the staged task visible. A thread that sleeps hears of it by wake() only.
   void publish() { queue_.publish(); }
-  /// The next task; waits for it, for `timeout` at most. Null: none came, or the stream was stopped.
-  Task* next(std::chrono::nanoseconds timeout = Doorbell::kForever) { return queue_.next(timeout); }
-  bool stopped() const { return queue_.closed(); }
-  /// The task that next() returned has run: drops it and lets those go on that wait for it.
+  void wake() {
+    if (queue_.published() != done_.load()) arrival_.ring();
+  }
+
+  /// The next task, and the turn to run it, until finish(); waits for it, for `timeout` at most. Null: none came, or
+  /// the stream was stopped.
+  Task* next(std::chrono::nanoseconds timeout = Doorbell::kForever) {
+    const auto ready = [&] { return stopped_.load() || queue_.published() != done_.load(); };
+    for (;;) {
+      if (!ready() && !arrival_.waitUntil(ready, timeout)) return nullptr;
+      if (stopped()) return nullptr;
+      turn_.lock();
+      if (Task* task = queue_.front()) return task;
+      turn_.unlock();
+    }
+  }
+  /// Likewise, if the stream's thread sleeps and the next task `suits`. Does not wait.
+  template <typename Suits>
+  Task* nextHere(Suits suits) {
+    if (stopped() || !arrival_.asleep() || !turn_.try_lock()) return nullptr;
+    Task* task = queue_.front();
+    if (task != nullptr && suits(*task)) return task;
+    turn_.unlock();
+    return nullptr;
+  }
+  /// Calls `body` unless a task runs.
+  template <typename Body>
+  void betweenTasks(Body body) {
+    if (!turn_.try_lock()) return;
+    body();
+    turn_.unlock();
+  }
+  bool stopped() const { return stopped_.load(); }
+  /// The task that next() or nextHere() returned has run: drops it and lets those go on that wait for it.
   void finish() {
     queue_.pop();
     done_.store(done_.load(std::memory_order_relaxed) + 1);
-    doorbell_.ring();
+    turn_.unlock();
+    completion_.ring();
   }
 
   /// Waits until the stream has run its first `ticket` tasks. False: the stream was stopped before.
   bool waitFor(Ticket ticket) {
     if (done() < ticket) {
-      doorbell_.waitUntil([&] { return done_.load() >= ticket || stopped_.load(); });
+      completion_.waitUntil([&] { return done_.load() >= ticket || stopped_.load(); });
     }
     return done() >= ticket;
   }
@@ -60,8 +94,8 @@ class KernelStream {
   /// Drops what is queued; the running task ends by itself. Idempotent.
   void stop() {
     stopped_.store(true);
-    queue_.close();
-    doorbell_.ring();
+    arrival_.ring();
+    completion_.ring();
   }
   void join() {
     if (thread_.joinable()) thread_.join();
@@ -76,9 +110,11 @@ class KernelStream {
 
  private:
   SpscQueue<Task> queue_;
+  Doorbell arrival_;
   alignas(64) std::atomic<Ticket> done_{0};
   std::atomic<bool> stopped_{false};
-  Doorbell doorbell_;
+  Doorbell completion_;
+  std::mutex turn_;  // to use the queue's front and run its task
   std::thread thread_;
 };
 

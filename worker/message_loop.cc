@@ -2,7 +2,9 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <array>
+#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -29,10 +31,11 @@ absl::string_view viewOf(const zmq::message_t& message) {
 }  // namespace
 
 MessageLoop::MessageLoop(zmq::context_t& context, const std::string& endpoint, Rank rank, Scheduler& scheduler,
-                         const StopRequest& stop)
+                         const StopRequest& stop, Between between)
     : rank_(rank),
       scheduler_(scheduler),
       stop_(stop),
+      between_(std::move(between)),
       socket_(context, zmq::socket_type::sub),
       arenaBlock_(kArenaBytes),
       arena_(arenaIn(arenaBlock_)) {
@@ -47,6 +50,7 @@ MessageLoop::MessageLoop(zmq::context_t& context, const std::string& endpoint, R
 absl::Status MessageLoop::run(std::chrono::milliseconds statisticsInterval) {
   using Clock = std::chrono::steady_clock;
   Clock::time_point nextStatistics = Clock::now();
+  std::chrono::milliseconds patience = statisticsInterval;
   zmq::message_t topic;
   zmq::message_t payload;
   try {
@@ -55,8 +59,10 @@ absl::Status MessageLoop::run(std::chrono::milliseconds statisticsInterval) {
         tensorBytes_.store(scheduler_.tensorBytes(), std::memory_order_relaxed);
         nextStatistics = now + statisticsInterval;
       }
-      if (!receive(statisticsInterval, topic, payload)) continue;
-      if (absl::Status status = handle(topic, payload); !status.ok()) return status;
+      if (receive(std::min(statisticsInterval, patience), topic, payload)) {
+        if (absl::Status status = handle(topic, payload); !status.ok()) return status;
+      }
+      patience = between_();
     }
   } catch (const zmq::error_t& error) {
     return absl::UnavailableError(absl::StrCat("receiving frames: ", error.what()));

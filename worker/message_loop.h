@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 #include <zmq.hpp>
@@ -24,9 +25,12 @@ namespace dtorch {
 /// does not parse or a command that cannot be, DATA_LOSS for a gap in a topic's sequence (WIRE-1).
 class MessageLoop {
  public:
+  /// What the loop's thread does after each frame, and when none came in the time that it returned the last time.
+  using Between = std::function<std::chrono::milliseconds()>;
+
   /// Connects to `endpoint` and subscribes to the worker's own topic. Throws zmq::error_t.
   MessageLoop(zmq::context_t& context, const std::string& endpoint, Rank rank, Scheduler& scheduler,
-              const StopRequest& stop);
+              const StopRequest& stop, Between between);
 
   /// OK after Shutdown; else why the loop ended: the stop request's reason, or an error of the protocol.
   absl::Status run(std::chrono::milliseconds statisticsInterval);
@@ -50,6 +54,7 @@ class MessageLoop {
   const Rank rank_;
   Scheduler& scheduler_;
   const StopRequest& stop_;
+  const Between between_;
   zmq::socket_t socket_;
   absl::flat_hash_map<std::string, Topic> topics_;
   std::vector<char> arenaBlock_;

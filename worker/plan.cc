@@ -118,6 +118,7 @@ absl::StatusOr<std::unique_ptr<const Plan>> Plan::create(const v1::Plan& wire, R
     plan->reportsOutputs = wire.report_outputs() && plan->mesh.ranks()[0] == rank;
     plan->error = plan->decode(wire);
     if (!plan->error.ok()) plan->segments.clear();
+    plan->brief = plan->takesNoTime();
   }
   return plan;
 }
@@ -218,6 +219,26 @@ absl::Status Plan::decodeOutputs(const v1::Plan& wire) {
     if (isAllReplicate(*placements)) expected.back().strides = meta->strides;
   }
   return absl::OkStatus();
+}
+
+bool Plan::takesNoTime() const {
+  if (segments.size() != 1 || segments[0].stream != StreamKind::kCompute || expected.size() != outputs.size()) {
+    return false;
+  }
+  const auto isCore = [](const PlanAction& action) {
+    const auto* kernel = std::get_if<KernelAction>(&action);
+    return kernel == nullptr || (kernel->call.op().hasTag(at::Tag::core) && !kernel->random);
+  };
+  const auto isSmall = [](const ExpectedOutput& output) {
+    auto bytes = static_cast<std::int64_t>(c10::elementSize(output.dtype));
+    for (const std::int64_t extent : output.shape) {
+      if (extent > kBriefBytes) return false;
+      bytes *= extent;
+      if (bytes > kBriefBytes) return false;
+    }
+    return true;
+  };
+  return std::all_of(actions.begin(), actions.end(), isCore) && std::all_of(expected.begin(), expected.end(), isSmall);
 }
 
 void Plan::divideIntoSegments() {

@@ -17,6 +17,9 @@
 
 namespace dtorch {
 
+/// Tensors up to this size make a brief task.
+inline constexpr std::int64_t kBriefBytes = 16 << 10;
+
 /// One ATen operator with its arguments bound. Its outputs become the slots from `firstOutput`.
 struct KernelAction {
   std::string name;
@@ -84,6 +87,7 @@ class Plan {
   std::vector<std::uint32_t> outputs;    // slots
   std::vector<ExpectedOutput> expected;  // one for each output, or empty: not checked
   bool reportsOutputs = false;           // this rank says what came out
+  bool brief = false;                    // takes next to no time if its inputs are small
   absl::Status error;
 
  private:
@@ -94,6 +98,8 @@ class Plan {
   absl::Status decodeConvert(const v1::ConvertStep& wire);
   absl::Status decodeOutputs(const v1::Plan& wire);
   void divideIntoSegments();
+  /// One segment of core operators, whose work is bounded by their inputs and outputs, and small outputs.
+  bool takesNoTime() const;
 };
 
 }  // namespace dtorch

@@ -10,7 +10,7 @@ namespace dtorch {
 
 /// What one stream is doing, for heartbeats.
 ///
-/// Thread: written by the stream's thread alone, with plain stores; read by any.
+/// Thread: written by whoever has the stream's turn, with plain stores; read by any.
 struct alignas(64) StreamProgress {
   std::atomic<const Plan*> currentPlan{nullptr};  // of `current`; may be gone afterwards
   std::atomic<OperatorNumber> current{0};         // 0: nothing runs

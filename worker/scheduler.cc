@@ -13,6 +13,10 @@
 #include "worker/transfer.h"
 
 namespace dtorch {
+namespace {
+// So many tasks are worth a wake-up, however brief they are.
+constexpr int kUnheardTasks = 8;
+}  // namespace
 
 absl::Status Scheduler::enqueue(v1::WorkerCommand& command, OperatorNumber number) {
   switch (command.other_case()) {
@@ -119,8 +123,7 @@ absl::Status Scheduler::runPlan(const v1::WorkerCommand& command, OperatorNumber
         operands.push_back(operands_.add(command.first_output() + out, segment.stream, previous));
       }
     }
-    KernelStream<Task>& stream = streamOf(segment.stream);
-    Task& task = stream.stage();
+    Task& task = streamOf(segment.stream).stage();
     task.waitFor = order_.enqueue(segment.stream, needed, segment.mutates);
     task.plan = &plan;
     task.segment = i;
@@ -134,7 +137,7 @@ absl::Status Scheduler::runPlan(const v1::WorkerCommand& command, OperatorNumber
     } else {
       task.operands = operands;
     }
-    stream.publish();
+    publish(segment.stream);
   }
   return absl::OkStatus();
 }
@@ -169,8 +172,9 @@ absl::Status Scheduler::upload(v1::Upload& wire, std::uint32_t site) {
   absl::StatusOr<std::vector<std::int64_t>> coordinate = mesh->coordinate(rank_);
   if (!coordinate.ok()) return absl::OkStatus();  // the tensor has no part here
   const OperandRef operand = operands_.add(wire.operand(), StreamKind::kCompute, nextTicket(StreamKind::kCompute));
+  const bool brief = !wire.has_segment() && wire.inline_bytes().size() <= kBriefBytes;
   absl::StatusOr<UploadTask> task = UploadTask::create(wire, *std::move(mesh), *std::move(coordinate));
-  enqueueJob(StreamKind::kCompute, [operand, site, task = std::move(task), &values = values_](KernelRunner& runner) {
+  Job upload = [operand, site, task = std::move(task), &values = values_](KernelRunner& runner) {
     const TensorOwnerScope owner(sessionOf(operand->id));
     absl::StatusOr<at::Tensor> local = task.ok() ? task->run(sessionOf(operand->id), values) : task.status();
     if (local.ok()) {
@@ -180,22 +184,25 @@ absl::Status Scheduler::upload(v1::Upload& wire, std::uint32_t site) {
     auto failure = std::make_shared<Failure>("upload of a tensor", local.status(), runner.rank());
     failure->site = site;
     runner.fail({operand}, failure, sessionOf(operand->id), 0);
-  });
+  };
+  enqueueJob(StreamKind::kCompute, std::move(upload), brief);
   return absl::OkStatus();
 }
 
 void Scheduler::fetch(const v1::Fetch& wire) {
   if (wire.rank() != rank_) return;
-  const OperandRef operand = inputOf(wire.operand());
+  OperandRef operand = inputOf(wire.operand());
   // On the stream that makes the operand, so that neither stream waits for the other one.
-  enqueueJob(operand->producer, [operand, future = wire.future(), &values = values_](KernelRunner& runner) {
+  const StreamKind stream = operand->producer;
+  Job report = [fetched = operand.get(), future = wire.future(), &values = values_](KernelRunner& runner) {
     v1::FetchedValue* value = runner.reports().addAwaited()->mutable_value();
     value->set_future(future);
-    FailurePtr failure = runner.failureOf(*operand);
+    FailurePtr failure = runner.failureOf(*fetched);
     if (failure == nullptr) {
       // The last use of what was made for this value alone, as all of a sharded tensor is.
-      at::Tensor tensor = operand.use_count() == 1 ? std::move(operand->value) : operand->value;
-      const absl::Status status = fillValue(std::move(tensor), sessionOf(operand->id), values, value);
+      const bool last = c10::raw::intrusive_ptr::use_count(fetched) == 1;
+      at::Tensor tensor = last ? std::move(fetched->value) : fetched->value;
+      const absl::Status status = fillValue(std::move(tensor), sessionOf(fetched->id), values, value);
       if (!status.ok()) failure = std::make_shared<const Failure>("fetch of a value", status, runner.rank());
     }
     if (failure != nullptr) {
@@ -203,7 +210,8 @@ void Scheduler::fetch(const v1::Fetch& wire) {
       value->set_root(failure->root);
       value->set_site(failure->site);
     }
-  });
+  };
+  enqueueJob(stream, std::move(report), true, {std::move(operand)});
 }
 
 void Scheduler::setPeers(const v1::Peers& wire) {
@@ -236,12 +244,23 @@ void Scheduler::reportAfterAll(const v1::ReportItem& item) {
   }
 }
 
-void Scheduler::enqueueJob(StreamKind stream, Job job, bool brief) {
+void Scheduler::enqueueJob(StreamKind stream, Job job, bool brief, absl::Span<const OperandRef> operands) {
   Task& task = streamOf(stream).stage();
   task.waitFor = order_.enqueue(stream, 0, false);
   task.job = std::move(job);
   task.brief = brief;
+  task.operands.assign(operands.begin(), operands.end());
+  publish(stream);
+}
+
+void Scheduler::publish(StreamKind stream) {
   streamOf(stream).publish();
+  if (++unheard_ > kUnheardTasks) wakeStreams();
+}
+
+void Scheduler::wakeStreams() {
+  for (KernelStream<Task>& stream : streams_) stream.wake();
+  unheard_ = 0;
 }
 
 }  // namespace dtorch

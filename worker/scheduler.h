@@ -11,6 +11,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "comm/group/thread_group_manager.h"
 #include "core/ids.h"
 #include "dtorch/v1/worker.pb.h"
@@ -46,6 +47,8 @@ class Scheduler {
   absl::Status enqueue(v1::WorkerCommand& command, OperatorNumber number);
   /// Reports `item` when all that was enqueued before has run.
   void reportAfterAll(const v1::ReportItem& item);
+  /// Wakes the streams that have tasks: a few, right after they were enqueued, may be run in their place.
+  void wakeStreams();
 
   std::int64_t tensorBytes() const { return operands_.bytes(); }
 
@@ -61,7 +64,10 @@ class Scheduler {
   void setPeers(const v1::Peers& wire);
 
   OperandRef inputOf(OperandId id);
-  void enqueueJob(StreamKind stream, Job job, bool brief = false);
+  /// `brief`: it takes no time if `operands` are small.
+  void enqueueJob(StreamKind stream, Job job, bool brief = false, absl::Span<const OperandRef> operands = {});
+  /// Makes the staged task visible; wakes its stream once several wait.
+  void publish(StreamKind stream);
   KernelStream<Task>& streamOf(StreamKind kind) { return streams_[static_cast<std::size_t>(kind)]; }
   /// The ticket of the next task on `stream`.
   Ticket nextTicket(StreamKind stream) const { return order_.issued(stream) + 1; }
@@ -73,6 +79,7 @@ class Scheduler {
   ValueSegments& values_;
   absl::Mutex& destroyingPlans_;
   StreamOrder order_;
+  int unheard_ = 0;  // tasks published since the streams were woken
   OperandTable operands_;
   absl::flat_hash_map<PlanId, std::unique_ptr<const Plan>> plans_;
 };

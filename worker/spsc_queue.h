@@ -1,18 +1,16 @@
 #pragma once
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <new>
-
-#include "worker/doorbell.h"
 
 namespace dtorch {
 
 /// An unbounded first-in, first-out queue between two threads. Elements are made and used in place, in chunks; the
 /// consumer's last empty chunk goes back to the producer, so that a steady flow allocates nothing.
 ///
-/// Thread: stage() and publish() by one producer; next() and pop() by one consumer; close() by any thread.
+/// Thread: stage() and publish() by one producer; front() and pop() by one consumer at a time; published() by any
+/// thread.
 template <typename T>
 class SpscQueue {
  public:
@@ -40,40 +38,9 @@ class SpscQueue {
   void publish() {
     ++tailIndex_;
     published_.store(published_.load(std::memory_order_relaxed) + 1);
-    doorbell_.ring();
   }
 
-  /// The oldest element; waits for one, for `timeout` at most. Null without one, and once the queue is closed, whatever
-  /// it still holds.
-  T* next(std::chrono::nanoseconds timeout = Doorbell::kForever) {
-    T* element = nullptr;
-    const auto ready = [&] { return closed_.load() || (element = front()) != nullptr; };
-    if (!ready()) doorbell_.waitUntil(ready, timeout);
-    return element;
-  }
-  bool closed() const { return closed_.load(); }
-  /// Destroys the oldest element.
-  void pop() {
-    std::launder(reinterpret_cast<T*>(head_->at(headIndex_)))->~T();
-    ++headIndex_;
-    ++popped_;
-  }
-
-  void close() {
-    closed_.store(true);
-    doorbell_.ring();
-  }
-  /// How many elements were published so far.
-  std::uint64_t published() const { return published_.load(std::memory_order_acquire); }
-
- private:
-  static constexpr std::size_t kChunkElements = 128;
-  struct Chunk {
-    alignas(T) std::byte elements[kChunkElements * sizeof(T)];
-    Chunk* next = nullptr;
-    void* at(std::size_t index) { return elements + index * sizeof(T); }
-  };
-
+  /// The oldest element; null without one.
   T* front() {
     if (popped_ == seen_) {
       seen_ = published_.load();
@@ -88,6 +55,23 @@ class SpscQueue {
     }
     return std::launder(reinterpret_cast<T*>(head_->at(headIndex_)));
   }
+  /// Destroys the oldest element.
+  void pop() {
+    std::launder(reinterpret_cast<T*>(head_->at(headIndex_)))->~T();
+    ++headIndex_;
+    ++popped_;
+  }
+
+  /// How many elements were published so far. Sequentially consistent, as a Doorbell's condition must be.
+  std::uint64_t published() const { return published_.load(); }
+
+ private:
+  static constexpr std::size_t kChunkElements = 128;
+  struct Chunk {
+    alignas(T) std::byte elements[kChunkElements * sizeof(T)];
+    Chunk* next = nullptr;
+    void* at(std::size_t index) { return elements + index * sizeof(T); }
+  };
 
   // The consumer's.
   alignas(64) Chunk* head_;
@@ -100,8 +84,6 @@ class SpscQueue {
   std::atomic<std::uint64_t> published_{0};
   // Shared.
   alignas(64) std::atomic<Chunk*> spare_{nullptr};
-  std::atomic<bool> closed_{false};
-  Doorbell doorbell_;
 };
 
 }  // namespace dtorch

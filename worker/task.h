@@ -58,7 +58,10 @@ struct Task {
   std::shared_ptr<CallState> call;              // of a call that has several segments
   // Anything else.
   absl::AnyInvocable<void(KernelRunner&)> job;
-  bool brief = false;  // the job takes no time: nobody's report need leave before it
+  bool brief = false;  // the job takes no time if its operands are small
 };
+
+/// Whether `task`, which is next on its stream, takes less time than to wake a thread.
+bool isBrief(const Task& task);
 
 }  // namespace dtorch

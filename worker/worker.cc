@@ -60,7 +60,12 @@ class Worker::Impl {
         reporter_(context_, options.reportEndpoint, options.rank),
         values_(openValues(options, *log_)),
         scheduler_(options.rank, at::Device(options.device), streams_, *groups_, values_, destroyingPlans_),
-        loop_(context_, options.frameEndpoint, options.rank, scheduler_, stop_) {}
+        loop_(context_, options.frameEndpoint, options.rank, scheduler_, stop_, [this] { return runBriefTasks(); }) {
+    for (std::size_t i = 0; i < kStreams; ++i) {
+      runners_[i] = std::make_unique<KernelRunner>(options.rank, *groups_, lostMemory_, randomStates_, reporter_,
+                                                   progress_[i], log_);
+    }
+  }
 
   ~Impl() {
     stop(absl::OkStatus());
@@ -103,6 +108,8 @@ class Worker::Impl {
   void runLoop() {
     pthread_setname_np(pthread_self(), threadName("loop").c_str());
     log_->info("started, pid {}, device {}, {} threads", getpid(), options_.device, options_.threads);
+    at::set_num_threads(options_.threads);
+    const c10::InferenceMode noAutograd;
     const absl::Status status = loop_.run(options_.heartbeatInterval);
     if (!status.ok() && !stop_.requested()) {
       log_->error("cannot go on: {}", std::string(status.message()));
@@ -123,24 +130,47 @@ class Worker::Impl {
   void runStream(StreamKind kind) {
     at::set_num_threads(options_.threads);
     const c10::InferenceMode noAutograd;
-    KernelRunner runner(options_.rank, *groups_, lostMemory_, randomStates_, reporter_,
-                        progress_[static_cast<std::size_t>(kind)], log_);
     KernelStream<Task>& stream = streamOf(kind);
     KernelStream<Task>& other = streamOf(otherStream(kind));
-    for (;;) {
-      Task* task = stream.next(runner.reports().empty() ? Doorbell::kForever : ReportBatch::kCreditDelay);
+    ReportBatch& reports = runnerOf(kind).reports();
+    std::chrono::nanoseconds patience = Doorbell::kForever;
+    while (!stream.stopped()) {
+      Task* task = stream.next(patience);
       if (task == nullptr) {
-        if (stream.stopped()) return;
-        runner.reports().flush();
+        stream.betweenTasks([&] { reports.flush(); });
+        patience = Doorbell::kForever;
         continue;
       }
-      if (!task->brief || task->waitFor > 0) runner.reports().flushDue();
+      if (task->plan != nullptr || task->waitFor > 0 || !isBrief(*task)) reports.flushDue();
       if (task->waitFor > 0 && !other.waitFor(task->waitFor)) return;
-      runner.run(*task);
-      // A stream that counts as done has reported its failures: they come before the credit of their frame.
-      if (stream.queued() <= 1) runner.reports().flushAllButCredit();
-      stream.finish();
+      patience = runTask(kind, *task) ? ReportBatch::kCreditDelay : Doorbell::kForever;
     }
+  }
+
+  /// Runs the task whose turn it is. True: what it has to report waits for company.
+  bool runTask(StreamKind kind, Task& task) {
+    KernelStream<Task>& stream = streamOf(kind);
+    KernelRunner& runner = runnerOf(kind);
+    runner.run(task);
+    // A stream that counts as done has reported its failures: they come before the credit of their frame.
+    if (stream.queued() <= 1) runner.reports().flushAllButCredit();
+    const bool waits = !runner.reports().empty();
+    stream.finish();
+    return waits;
+  }
+
+  // On the loop's thread: while the compute stream sleeps, what takes less time than to wake it runs here.
+  std::chrono::milliseconds runBriefTasks() {
+    KernelStream<Task>& compute = streamOf(StreamKind::kCompute);
+    const KernelStream<Task>& communication = streamOf(StreamKind::kCommunication);
+    const auto suits = [&](const Task& task) { return task.waitFor <= communication.done() && isBrief(task); };
+    if (briefReports_ && compute.queued() == 0) {
+      compute.betweenTasks([&] { runnerOf(StreamKind::kCompute).reports().flush(); });
+    }
+    briefReports_ = false;
+    while (Task* task = compute.nextHere(suits)) briefReports_ = runTask(StreamKind::kCompute, *task);
+    scheduler_.wakeStreams();
+    return briefReports_ ? ReportBatch::kCreditDelay : options_.heartbeatInterval;
   }
 
   // On the heartbeat thread. How long an operator runs is known to one interval: no clock is read for each operator.
@@ -176,6 +206,7 @@ class Worker::Impl {
   }
 
   std::string threadName(const char* what) const { return absl::StrCat("w", options_.rank, ".", what); }
+  KernelRunner& runnerOf(StreamKind kind) { return *runners_[static_cast<std::size_t>(kind)]; }
   KernelStream<Task>& streamOf(StreamKind kind) { return streams_[static_cast<std::size_t>(kind)]; }
 
   const WorkerOptions options_;
@@ -190,10 +221,12 @@ class Worker::Impl {
   std::array<StreamProgress, kStreams> progress_;
   StopRequest stop_;
   absl::Mutex destroyingPlans_;
+  std::array<std::unique_ptr<KernelRunner>, kStreams> runners_;  // each used by whoever has its stream's turn
   TaskStreams streams_;
   Scheduler scheduler_;
   MessageLoop loop_;
   std::unique_ptr<HeartbeatSender> heartbeats_;
+  bool briefReports_ = false;                           // the loop's thread: it has reports that wait for company
   OperatorNumber lastCurrent_ = 0;                      // the heartbeat thread's
   std::chrono::steady_clock::time_point currentSince_;  // likewise
   absl::Notification ended_;

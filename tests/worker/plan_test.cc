@@ -80,6 +80,34 @@ TEST_CASE("an operator that writes to its input mutates, whatever the plan says"
   CHECK(std::get<KernelAction>(plan->actions[0]).writes == std::vector<std::uint32_t>{1});
 }
 
+TEST_CASE("brief is what is bounded by small inputs and outputs") {
+  const auto briefly = [](const v1::Plan& wire) {
+    const auto plan = decode(wire);
+    REQUIRE(plan->error.ok());
+    return plan->brief;
+  };
+  const auto call = [](const std::string& name, std::vector<Value> arguments, std::vector<std::int64_t> shape) {
+    v1::Plan wire = makePlan(1, cpuMesh({1}), 1, name);
+    addKernel(wire, name, std::move(arguments));
+    addOutput(wire, 1, *makeMeta(DType::kFloat32, std::move(shape)), {kR});
+    return wire;
+  };
+  CHECK(briefly(addPlan(cpuMesh({2}))));
+  CHECK(briefly(call("aten::relu", {TensorArg{0}}, {64, 64})));
+  CHECK_FALSE(briefly(call("aten::relu", {TensorArg{0}}, {64, 65})));
+  CHECK_FALSE(briefly(call("aten::relu", {TensorArg{0}}, {1LL << 40, 1LL << 40})));
+  CHECK_FALSE(briefly(
+      call("aten::special_hermite_polynomial_h.n_scalar", {TensorArg{0}, 1000000}, {1})));  // a loop of n rounds
+  CHECK_FALSE(briefly(call("aten::bernoulli", {TensorArg{0}, Value()}, {1})));              // takes turns
+  v1::Plan unknown = makePlan(1, cpuMesh({1}), 1, "aten::nonzero");
+  addKernel(unknown, "aten::nonzero", {TensorArg{0}});
+  unknown.add_outputs(1);
+  CHECK_FALSE(briefly(unknown));
+  v1::Plan conversion = makePlan(1, cpuMesh({2}), 1, "redistribute");
+  addConvert(conversion, 0, {4, 4}, {kPartial}, {kR});
+  CHECK_FALSE(briefly(conversion));
+}
+
 TEST_CASE("local sizes are this rank's own") {
   for (const Rank rank : {0, 1, 2, 3}) {
     v1::Plan wire = makePlan(1, cpuMesh({2, 2}), 0, "aten::zeros");
