@@ -1,6 +1,9 @@
 """What ./dev lint and ./dev format do: clang-format, clang-tidy, shellcheck, sources that no build lists, type names."""
 import argparse
 import concurrent.futures
+import functools
+import hashlib
+import json
 import os
 import pathlib
 import re
@@ -14,6 +17,7 @@ TIDY_ARGUMENTS = [
     "--extra-arg=-Wno-unknown-warning-option",
     f"--extra-arg=-include{os.path.abspath('cmake/clang_tidy_14.h')}",
 ]
+CLEAN = pathlib.Path(BUILD) / "clean.json"  # what clang-tidy found nothing in: digests by unit
 RECENT_COMMITS = 1
 FULL_BUDGET = 24 * 3600
 
@@ -109,11 +113,44 @@ def generate_headers():
         sys.exit(built.stdout + built.stderr)
 
 
+@functools.cache
+def included(name):
+    """The project's files that a source or header names, and itself."""
+    names = re.findall(r'^#include "([^"]+)"', pathlib.Path(name).read_text(), re.M)
+    generated = {n: "proto/" + n.replace(".grpc.pb.h", ".proto").replace(".pb.h", ".proto") for n in names}
+    return [name] + [f for n in names for f in (n, generated[n]) if os.path.isfile(f)]
+
+
+def digests(units):
+    """Of all that clang-tidy reads of the project for each unit."""
+    tools = subprocess.run(["clang-tidy-14", "--version"], capture_output=True).stdout
+    common = tools + b"".join(pathlib.Path(f).read_bytes() for f in (".clang-tidy", "cmake/lint.py", "cmake/clang_tidy_14.h"))
+    commands = {os.path.relpath(entry["file"]): entry["command"]
+                for entry in json.loads((pathlib.Path(BUILD) / "compile_commands.json").read_text())}
+    found = {}
+    for unit in units:
+        files, seen = [unit], set()
+        while files:
+            name = files.pop()
+            if name not in seen:
+                seen.add(name)
+                files += included(name)
+        read = b"".join(name.encode() + pathlib.Path(name).read_bytes() for name in sorted(seen))
+        found[unit] = hashlib.sha256(common + commands.get(unit, "").encode() + read).hexdigest()
+    return found
+
+
 def check_tidy(units, budget):
-    """Problems, and the units that the budget left no time for."""
+    """Problems, and the units that the budget left no time for. What was clean before, and is the same, is not read again."""
     generate_headers()
     deadline = time.monotonic() + budget
     problems, left_out = [], []
+    clean = json.loads(CLEAN.read_text()) if CLEAN.exists() else {}
+    digest = digests(units)
+    same = [unit for unit in units if clean.get(unit) == digest[unit]]
+    if same:
+        print(f"clang-tidy: {len(same)} of {len(units)} files were clean before, and are the same", flush=True)
+    units = [unit for unit in units if unit not in same]
 
     def run(unit):
         if time.monotonic() > deadline:
@@ -130,6 +167,9 @@ def check_tidy(units, budget):
             print(f"[{number}/{len(units)}] clang-tidy {unit} {seconds:.0f} s", flush=True)
             if result.returncode:
                 problems.append(result.stdout or result.stderr)
+                continue
+            clean[unit] = digest[unit]
+            CLEAN.write_text(json.dumps(clean))
     return problems, left_out
 
 
