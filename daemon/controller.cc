@@ -29,6 +29,10 @@ constexpr std::chrono::milliseconds kPass{20};
 constexpr absl::Duration kPatience = absl::Milliseconds(1);
 // Operators in flight that status() tells of.
 constexpr std::size_t kShownOperators = 32;
+// A worker may see the end of another one before the supervisor does, who knows more of it: its word is waited for so long.
+constexpr std::chrono::milliseconds kLossWait{200};
+// What workers say of an end so soon after it was told is of that one.
+constexpr std::chrono::seconds kLossEcho{1};
 // How long the loop lets others go first.
 constexpr absl::Duration kCourtesy = absl::Milliseconds(100);
 
@@ -134,8 +138,6 @@ void Controller::onDrained(SessionId session) { post(Drained{session}); }
 
 void Controller::onClosed(SessionId session) { post(Closed{session}); }
 
-void Controller::workerExited(Rank rank, std::string detail) { post(WorkerExited{rank, std::move(detail)}); }
-
 void Controller::requestStop() {
   if (stopRequested_) stopRequested_();
 }
@@ -159,7 +161,7 @@ absl::Status Controller::waitReady(std::chrono::milliseconds timeout) {
 v1::Health Controller::healthLocked() const {
   if (stopping_) return v1::HEALTH_STOPPING;
   if (!ready_) return v1::HEALTH_STARTING;
-  return lost_.empty() ? v1::HEALTH_HEALTHY : v1::HEALTH_DEGRADED;
+  return services_.health.state() == WorkersHealth::State::kUp ? v1::HEALTH_HEALTHY : v1::HEALTH_DEGRADED;
 }
 
 v1::StatusReply Controller::status() {
@@ -188,10 +190,24 @@ v1::StatusReply Controller::status() {
     out->set_allocated_bytes(worker.lastHeartbeat.allocated_bytes());
     out->set_peak_allocated_bytes(worker.lastHeartbeat.peak_allocated_bytes());
     out->set_detail(worker.detail);
-    if (const auto it = lost_.find(worker.rank); it != lost_.end()) {
-      out->set_state("dead");
+    out->set_restarts(worker.restarts);
+    out->set_current(worker.lastHeartbeat.current());
+    out->set_current_name(worker.lastHeartbeat.current_name());
+    out->set_current_ms(worker.lastHeartbeat.current_ms());
+    *out->mutable_waits() = worker.lastHeartbeat.waits();
+    if (const GraphOperator* op = services_.graph.find(out->current())) {
+      if (const auto it = sessions_.find(op->session); it != sessions_.end()) {
+        out->set_current_site(it->second->site(op->site));
+      }
+    }
+    const bool ended = worker.state == WorkerState::kDead || worker.state == WorkerState::kFailed;
+    if (ended) {
       out->set_queued(0);
-      out->set_detail(std::string(it->second.message()));
+      out->set_current(0);
+      out->clear_waits();
+    }
+    if (const auto it = lost_.find(worker.rank); it != lost_.end() && !ended && worker.detail.empty()) {
+      out->set_detail(std::string(it->second.why.message()));
     }
     if (health == v1::HEALTH_HEALTHY && worker.state != WorkerState::kReady) health = v1::HEALTH_DEGRADED;
   }
@@ -238,13 +254,13 @@ void Controller::loop() {
   std::array<pollfd, 3> polled = {
       {{executor_->reportFd(), POLLIN, 0}, {executor_->subscriptionFd(), POLLIN, 0}, {wakeFd_, POLLIN, 0}}};
   while (!stopping_) {
-    poll(polled.data(), polled.size(), static_cast<int>(kLongestSleep.count()));
+    poll(polled.data(), polled.size(), static_cast<int>((executor_->postponed() ? kLossWait : kLongestSleep).count()));
     lastTurn_ = nowMs();
     absl::MutexLock lock(&mutex_);
     // The mutex is not fair: who waits for it would not get it between two passes.
     const auto nobodyWaits = [this] { return waitingForStatus_ == 0; };
     mutex_.AwaitWithTimeout(absl::Condition(&nobodyWaits), kCourtesy);
-    if (polled[0].revents != 0) executor_->handleReports();
+    if (polled[0].revents != 0 && !executor_->postponed()) executor_->handleReports();
     if (polled[1].revents != 0) executor_->handleSubscriptions();
     if (polled[2].revents != 0) {
       eventfd_t count = 0;
@@ -271,6 +287,7 @@ void Controller::workOnLoop() {
     events_.pop_front();
   }
   if (!events_.empty()) turnOver_ = true;
+  if (executor_->postponed()) executor_->handleReports();
   for (;;) {
     serveLineOnLoop();
     boundCachesOnLoop();
@@ -314,10 +331,13 @@ void Controller::handleOnLoop(Event event) {
                           planner_.answered(answered.number, std::move(answered.answer));
                           resume_ = true;  // a session waits for it
                         },
-                        [&](WorkerExited& exited) {
-                          workerLostOnLoop(exited.rank, absl::UnavailableError(absl::StrCat(
-                                                            "worker ", exited.rank,
-                                                            " is gone until dtorchd is restarted: ", exited.detail)));
+                        [&](WorkerExit& exit) {
+                          if (executor_->isReplaced(exit.rank, exit.incarnation)) return;
+                          workerLostOnLoop(
+                              exit.rank, absl::Status(kWorkerLost,
+                                                      absl::StrCat("worker ", exit.rank, " was lost, ", exit.detail)));
+                          lost_.at(exit.rank).final = !exit.restarts;
+                          healthChangedOnLoop();
                         }},
              event);
 }
@@ -357,6 +377,10 @@ void Controller::boundCachesOnLoop() {
   if (cached < cacheLimit_ && services_.templateBytes < templateBytesLimit_ && planner_.bytes() < kMinPlanBytes) {
     return;
   }
+  forgetPlansOnLoop();
+}
+
+void Controller::forgetPlansOnLoop() {
   executor_->forgetPlans(planner_.forget());
   // Templates that only this table knows, and layouts that no tensor has. Plans hold their addresses, so all go
   // together.
@@ -385,59 +409,123 @@ void Controller::askOnLoop(MetadataQuestion question) {
 }
 
 void Controller::workerLostOnLoop(Rank rank, const absl::Status& why) {
-  if (!lost_.emplace(rank, why).second) return;
+  if (!lost_.try_emplace(rank, Loss{why}).second) return;
+  lastLoss_ = std::chrono::steady_clock::now();
   spdlog::error("{}", std::string(why.message()));
   if (!ready_ && startFailure_.ok()) startFailure_ = why;
   supervisor_->end(rank);  // one that is still there would keep its memory, and its peers waiting
   executor_->failRank(rank, why);
   futures_->failBrokenGroups(rank);
-  for (const auto& [id, session] : sessions_) session->failBrokenGroups(rank);
+  for (const auto& [id, session] : sessions_) session->failBrokenGroups(rank, why);
+  for (const auto& [mesh, placed] : services_.meshes) {
+    if (!executor_->error(placed.group).ok())
+      services_.graph.retire(placed.group, executor_->oldestInFlight(placed.group));
+  }
   resume_ = true;
-  if (degraded_) degraded_(why);
+  healthChangedOnLoop();
+}
+
+void Controller::workerRestoredOnLoop(Rank rank) {
+  lost_.erase(rank);
+  executor_->restoreRank(rank);
+  forgetPlansOnLoop();  // the new worker knows none
+  v1::Peers peers;
+  peers.add_replaced(rank);
+  introduceOnLoop(std::move(peers));
+  world_ = executor_->reform(world_);
+  for (auto& [mesh, placed] : services_.meshes) placed.group = executor_->reform(placed.group);
+  resume_ = true;
+}
+
+void Controller::healthChangedOnLoop() {
+  if (world_ == 0) return;
+  using State = WorkersHealth::State;
+  const State before = services_.health.state();
+  const auto given = std::find_if(lost_.begin(), lost_.end(), [](const auto& entry) { return entry.second.final; });
+  if (given != lost_.end()) {
+    services_.health.set(State::kFailed, absl::Status(kWorkerLost, absl::StrCat(given->second.why.message(),
+                                                                                "; none is started in its place")));
+  } else {
+    services_.health.set(lost_.empty() && executor_->joined(world_) ? State::kUp : State::kMissing);
+  }
+  const State now = services_.health.state();
+  if (now == before) return;
+  if (now == State::kUp) spdlog::info("all {} workers are up", worldSize_);
+  if (!healthChanged_) return;
+  healthChanged_(lost_.empty() ? absl::OkStatus() : lost_.begin()->second.why);
 }
 
 // --- the executor's callbacks, on the loop ---
 
 void Controller::onWorkerConnected(Rank rank, const v1::WorkerHello& hello) {
-  if (!connected_.emplace(rank, hello).second) return;
+  connected_[rank] = hello;
   supervisor_->markReady(rank);
   spdlog::info("worker {} is connected: pid {}, device {}", rank, hello.pid(), hello.device());
+  if (lost_.contains(rank)) return workerRestoredOnLoop(rank);
   if (static_cast<int>(connected_.size()) != worldSize_) return;
   introduceOnLoop();
   std::vector<Rank> all(static_cast<std::size_t>(worldSize_));
   std::iota(all.begin(), all.end(), 0);
-  executor_->groupOf(all).IgnoreError();  // the first one
+  world_ = *executor_->groupOf(all);  // the first one
 }
 
-void Controller::introduceOnLoop() {
-  v1::Peers peers;
+bool Controller::postpones(const v1::Status& error) {
+  if (error.code() != static_cast<int>(absl::StatusCode::kUnavailable)) return false;
+  const auto now = std::chrono::steady_clock::now();
+  if (now - lastLoss_ < kLossEcho) {
+    postponedUntil_.reset();
+    return false;
+  }
+  if (!postponedUntil_) postponedUntil_ = now + kLossWait;
+  if (now < *postponedUntil_) return true;
+  lastLoss_ = now;  // no word came: nor is it waited for with what is said of the same
+  postponedUntil_.reset();
+  return false;
+}
+
+void Controller::introduceOnLoop(v1::Peers peers) {
   peers.set_epoch(++epoch_);
-  for (Rank rank = 0; rank < worldSize_; ++rank) {
+  for (const auto& [rank, hello] : connected_) {
+    if (lost_.contains(rank)) continue;
     v1::Peer* peer = peers.add_peers();
     peer->set_rank(rank);
-    peer->set_pid(connected_[rank].pid());
-    *peer->mutable_mailbox() = connected_[rank].mailbox();
+    peer->set_pid(hello.pid());
+    *peer->mutable_mailbox() = hello.mailbox();
   }
   executor_->introduce(peers);
+}
+
+void Controller::renewOnLoop(const v1::OperatorFailed& failed) {
+  v1::Peers peers;
+  for (const v1::BrokenGroup& broken : failed.broken()) {
+    const std::vector<Rank> ranks(broken.ranks().begin(), broken.ranks().end());
+    const auto isLost = [this](Rank rank) { return lost_.contains(rank); };
+    // One with a lost rank is made anew with the worker that takes its place.
+    if (std::any_of(ranks.begin(), ranks.end(), isLost)) continue;
+    std::uint64_t& since = renewed_[ranks];
+    if (broken.epoch() < since) continue;
+    since = epoch_ + 1;
+    *peers.add_renewed() = broken;
+    spdlog::warn("ranks {} have given up a collective (see above): they form a new group", absl::StrJoin(ranks, ", "));
+  }
+  if (peers.renewed_size() > 0) introduceOnLoop(std::move(peers));
 }
 
 void Controller::onWorkerDisconnected(Rank rank) {
   if (!stopping_) spdlog::debug("worker {} has closed its subscription", rank);
 }
 
-void Controller::onGroupUsable(GroupId) {
+void Controller::onGroupUsable(GroupId group) {
   ready_ = true;  // the first group is that of all workers
   resume_ = true;
+  if (group == world_ && services_.health.state() != WorkersHealth::State::kUp) healthChangedOnLoop();
 }
 
 void Controller::onOperatorFailed(Rank rank, const v1::OperatorFailed& failed) {
   if (failed.root() == 0 || failed.root() == failed.operator_number()) {
     spdlog::warn("operator {} failed on rank {}: {}", failed.operator_number(), rank, failed.error().message());
   }
-  if (failed.broken_epoch() == epoch_ && ready_) {
-    spdlog::warn("a collective was given up (see above): the workers form new groups");
-    introduceOnLoop();
-  }
+  if (ready_) renewOnLoop(failed);
   const auto it = sessions_.find(failed.session());
   if (it != sessions_.end()) it->second->operatorFailed(rank, failed);
   resume_ = true;  // the session may have waited for its outputs
@@ -464,7 +552,7 @@ void Controller::onFence(std::uint64_t fence) {
 }
 
 void Controller::onWorkerFault(Rank rank, const absl::Status& why) {
-  workerLostOnLoop(rank, absl::UnavailableError(absl::StrCat("worker ", rank, " gave up: ", why.message())));
+  workerLostOnLoop(rank, absl::Status(kWorkerLost, absl::StrCat("worker ", rank, " gave up: ", why.message())));
 }
 
 void Controller::onOperatorsDone(std::uint64_t operators) { operatorsDone_ += operators; }

@@ -48,13 +48,13 @@ class Controller : public SessionListener, private ExecutorListener {
   /// OK once every worker is up and heard; else why not, naming the worker. DEADLINE_EXCEEDED.
   absl::Status waitReady(std::chrono::milliseconds timeout);
   /// A worker has ended; callback of the supervisor.
-  void workerExited(Rank rank, std::string detail);
+  void workerExited(WorkerExit exit) { post(std::move(exit)); }
   /// Tells the workers to end and stops the loop. Idempotent.
   void stop();
   /// Called from any thread, each time that a client asks the daemon to stop.
   void onStopRequested(std::function<void()> callback) { stopRequested_ = std::move(callback); }
-  /// Called on the loop, with why, when a worker is lost: what the default mesh runs fails from then on.
-  void onDegraded(std::function<void(const absl::Status&)> callback) { degraded_ = std::move(callback); }
+  /// Called on the loop, with why, when a worker is lost, and with OK when all are up again.
+  void onHealth(std::function<void(const absl::Status&)> callback) { healthChanged_ = std::move(callback); }
   /// How long ago the loop last went round: for the watchdog.
   std::chrono::milliseconds sinceLastTurn() const;
 
@@ -80,15 +80,11 @@ class Controller : public SessionListener, private ExecutorListener {
   struct Closed {
     SessionId session;
   };
-  struct WorkerExited {
-    Rank rank;
-    std::string detail;
-  };
   struct Answered {
     std::uint64_t number;
     MetadataAnswer answer;
   };
-  using Event = std::variant<Opened, Requested, Drained, Closed, WorkerExited, Answered>;
+  using Event = std::variant<Opened, Requested, Drained, Closed, WorkerExit, Answered>;
 
   Controller(const ControllerOptions& options, Supervisor* supervisor);
   void post(Event event);
@@ -102,14 +98,21 @@ class Controller : public SessionListener, private ExecutorListener {
   void serveLineOnLoop();
   bool passOver() const { return std::chrono::steady_clock::now() > passEnds_; }
   void boundCachesOnLoop();
+  void forgetPlansOnLoop();
   void askOnLoop(MetadataQuestion question);
-  /// Begins a new epoch: all groups are made anew.
-  void introduceOnLoop();
+  /// Tells the workers who they are, and begins a new epoch of groups.
+  void introduceOnLoop(v1::Peers peers = {});
+  /// Groups that collectives have left are made anew, each once.
+  void renewOnLoop(const v1::OperatorFailed& failed);
   void workerLostOnLoop(Rank rank, const absl::Status& why);
+  /// A worker has come in the place of a lost one.
+  void workerRestoredOnLoop(Rank rank);
+  void healthChangedOnLoop();
   v1::Health healthLocked() const;
   void addInFlightLocked(v1::StatusReply* reply);
 
   void onWorkerConnected(Rank rank, const v1::WorkerHello& hello) override;
+  bool postpones(const v1::Status& error) override;
   void onWorkerDisconnected(Rank rank) override;
   void onGroupUsable(GroupId group) override;
   void onOperatorFailed(Rank rank, const v1::OperatorFailed& failed) override;
@@ -122,7 +125,7 @@ class Controller : public SessionListener, private ExecutorListener {
   const int worldSize_;
   Supervisor* supervisor_;
   std::function<void()> stopRequested_;
-  std::function<void(const absl::Status&)> degraded_;
+  std::function<void(const absl::Status&)> healthChanged_;
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   std::atomic<std::int64_t> lastTurn_{0};
   std::atomic<bool> stopping_{false};
@@ -155,10 +158,18 @@ class Controller : public SessionListener, private ExecutorListener {
   std::size_t templateBytesLimit_ = kMinTemplateBytes;
   static constexpr std::size_t kMinPlanBytes = 64u << 20;
   absl::flat_hash_map<Rank, v1::WorkerHello> connected_;
-  absl::flat_hash_map<Rank, absl::Status> lost_;
+  struct Loss {
+    absl::Status why;
+    bool final = false;  // no other worker is started
+  };
+  absl::flat_hash_map<Rank, Loss> lost_;
+  std::chrono::steady_clock::time_point lastLoss_;
+  std::optional<std::chrono::steady_clock::time_point> postponedUntil_;  // reports of a loss
+  GroupId world_ = 0;  // of all workers; 0: they have not come up yet
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status startFailure_ ABSL_GUARDED_BY(mutex_);
-  std::uint64_t epoch_ = 0;  // of the workers' groups
+  std::uint64_t epoch_ = 0;                                        // of the workers' groups
+  absl::flat_hash_map<std::vector<Rank>, std::uint64_t> renewed_;  // the epoch since when a group is a new one
   std::uint64_t operatorsDone_ = 0;
   std::uint64_t unobservedOfClosed_ = 0;
 

@@ -57,6 +57,12 @@ absl::Status resolve(DaemonConfig& config, const ConfigOrigins& origins, const C
                        absl::StrCat("it must be longer than heartbeat.interval, which is ",
                                     config.heartbeatInterval.count(), "ms (", origins.at("heartbeat.interval"), ")"));
   }
+  if (config.workerSilentKill < config.heartbeatSilentAfter) {
+    return configError(
+        "worker.silent_kill", absl::StrCat(config.workerSilentKill.count(), "ms"), origins.at("worker.silent_kill"),
+        absl::StrCat("it must not be shorter than heartbeat.silent_after, which is ",
+                     config.heartbeatSilentAfter.count(), "ms (", origins.at("heartbeat.silent_after"), ")"));
+  }
   return absl::OkStatus();
 }
 
@@ -93,7 +99,31 @@ const ConfigTable<DaemonConfig>& daemonConfigTable() {
            &C::workersStartTimeout,
            {milliseconds(100), hours(1)},
            "how long a worker may take to come up"},
+          {"workers.restart_delay",
+           &C::workersRestartDelay,
+           {milliseconds(0), hours(1)},
+           "time before a worker is started in place of a lost one; twice as long each further time"},
+          {"workers.restart_max_delay",
+           &C::workersRestartMaxDelay,
+           {milliseconds(0), hours(24)},
+           "the longest such time"},
+          {"workers.restart_limit",
+           &C::workersRestartLimit,
+           {0, 1 << 20},
+           "restarts of one rank within workers.restart_window, before it is given up; 0: none"},
+          {"workers.restart_window",
+           &C::workersRestartWindow,
+           {milliseconds(1), hours(24 * 365)},
+           "restarts that lie longer ago are forgotten"},
           {"worker.binary", &C::workerBinary, {}, "worker program; default: dtorch-worker beside dtorchd"},
+          {"worker.silent_kill",
+           &C::workerSilentKill,
+           {milliseconds(20), hours(24 * 365)},
+           "a worker without a heartbeat for this long is killed, and lost"},
+          {"worker.stuck_after",
+           &C::workerStuckAfter,
+           {milliseconds(20), hours(24 * 365)},
+           "a worker whose operator runs for longer than this is reported as stuck"},
           {"heartbeat.interval", &C::heartbeatInterval, {milliseconds(10), seconds(60)}, "time between heartbeats"},
           {"heartbeat.silent_after",
            &C::heartbeatSilentAfter,

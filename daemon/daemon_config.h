@@ -23,7 +23,13 @@ struct DaemonConfig {
   WorkerMode workersMode = WorkerMode::kProcess;
   std::int64_t workersThreads = 0;
   std::chrono::milliseconds workersStartTimeout = std::chrono::seconds(60);
+  std::chrono::milliseconds workersRestartDelay{500};
+  std::chrono::milliseconds workersRestartMaxDelay = std::chrono::seconds(30);
+  std::int64_t workersRestartLimit = 5;
+  std::chrono::milliseconds workersRestartWindow = std::chrono::minutes(10);
   std::string workerBinary;
+  std::chrono::milliseconds workerSilentKill = std::chrono::seconds(60);
+  std::chrono::milliseconds workerStuckAfter = std::chrono::seconds(120);
 
   std::chrono::milliseconds heartbeatInterval = std::chrono::seconds(1);
   std::chrono::milliseconds heartbeatSilentAfter = std::chrono::seconds(4);

@@ -118,9 +118,16 @@ class Daemon {
     SupervisorOptions supervisorOptions;
     supervisorOptions.socketPath = absl::StrCat(config_.runtimeDir, "/supervisor.sock");
     supervisorOptions.silentAfter = config_.heartbeatSilentAfter;
+    supervisorOptions.stuckAfter = config_.workerStuckAfter;
+    supervisorOptions.silentKill = config_.workerSilentKill;
+    supervisorOptions.startTimeout = config_.workersStartTimeout;
+    supervisorOptions.restart.delay = config_.workersRestartDelay;
+    supervisorOptions.restart.longestDelay = config_.workersRestartMaxDelay;
+    supervisorOptions.restart.limit = static_cast<int>(config_.workersRestartLimit);
+    supervisorOptions.restart.window = config_.workersRestartWindow;
     absl::StatusOr<std::unique_ptr<Supervisor>> supervisor = Supervisor::start(
         supervisorOptions, threads ? makeThreadLauncher(&context_) : makeProcessLauncher(config_.workerBinary),
-        [this](Rank rank, std::string detail) { controller_->workerExited(rank, std::move(detail)); });
+        [this](const WorkerExit& exit) { controller_->workerExited(exit); });
     if (!supervisor.ok()) return supervisor.status();
     supervisor_ = *std::move(supervisor);
 
@@ -131,9 +138,9 @@ class Daemon {
     if (!controller.ok()) return controller.status();
     controller_ = *std::move(controller);
     controller_->onStopRequested([this] { eventfd_write(stopFd_, 1); });
-    controller_->onDegraded([this](const absl::Status& why) {
-      server_->setServing(false);
-      notifyStatus(absl::StrCat("degraded: ", why.message()));
+    controller_->onHealth([this](const absl::Status& health) {
+      server_->setServing(health.ok());
+      notifyStatus(health.ok() ? readyText() : absl::StrCat("degraded: ", health.message()));
     });
     if (absl::Status status = server_->serve(controller_.get()); !status.ok()) return status;
 
@@ -161,7 +168,7 @@ class Daemon {
   absl::Status serve() {
     server_->setServing(true);
     spdlog::info("ready: {} workers, clients at {}", config_.workersCount, config_.listenSocket);
-    notifyReady(absl::StrCat(config_.workersCount, " workers, clients at ", config_.listenSocket));
+    notifyReady(readyText());
     const auto watchdog = watchdogInterval();
     const auto turn =
         watchdog ? std::chrono::duration_cast<std::chrono::milliseconds>(*watchdog) / 3 : std::chrono::seconds(10);
@@ -190,6 +197,9 @@ class Daemon {
   }
 
  private:
+  std::string readyText() const {
+    return absl::StrCat(config_.workersCount, " workers, clients at ", config_.listenSocket);
+  }
   std::string valuesPath(Rank rank) const { return absl::StrCat(config_.runtimeDir, "/values-", rank, ".sock"); }
 
   bool stopRequested(std::chrono::milliseconds timeout) {

@@ -56,6 +56,7 @@ class ThreadLauncher : public WorkerLauncher {
   absl::StatusOr<std::unique_ptr<WorkerHandle>> launch(const WorkerSpec& spec) override {
     WorkerOptions options;
     options.rank = spec.rank;
+    options.incarnation = spec.incarnation;
     options.worldSize = spec.worldSize;
     options.device = spec.device;
     options.frameEndpoint = spec.frameEndpoint;

@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -14,6 +15,9 @@ inline std::string groupTopic(GroupId group) { return absl::StrCat("g", group, "
 /// own.
 inline std::string groupMarkerTopic(GroupId group, Rank rank) { return absl::StrCat("m", group, "/", rank, "/"); }
 /// Frames for one rank; its subscription shows that the worker hears the publisher, its disappearance that it is gone.
-inline std::string workerTopic(Rank rank) { return absl::StrCat("w", rank, "/"); }
+/// One that is started in another's place hears another topic: neither subscription hides the other.
+inline std::string workerTopic(Rank rank, std::uint64_t incarnation) {
+  return absl::StrCat("w", rank, "/", incarnation, "/");
+}
 
 }  // namespace dtorch

@@ -141,7 +141,7 @@ void KernelRunner::runAction(const ConvertAction& action, const Task& task, Call
     const absl::StatusCode code = result.status().code();
     if (code == absl::StatusCode::kDeadlineExceeded || code == absl::StatusCode::kAborted ||
         code == absl::StatusCode::kFailedPrecondition) {
-      call.brokenEpoch = groups_.brokenEpoch();
+      call.broken = groups_.broken();
     }
     failure = originate(absl::StrCat("redistribution of ", describe(call.tensors[action.input]), " from ",
                                      toString(action.from), " to ", toString(action.to), " for ", plan.name),
@@ -176,7 +176,7 @@ void KernelRunner::finishCall(const Task& task, CallState& call) {
   }
   if (plan.reportsOutputs && call.firstFailure == nullptr) reportOutputs(task, call);
   if (call.originates || !call.poisoned.empty()) {
-    report(call.firstFailure, task.session, task.number, call.poisoned, call.originates, call.brokenEpoch);
+    report(call.firstFailure, task.session, task.number, call.poisoned, call.originates, call.broken);
   }
 }
 
@@ -284,19 +284,24 @@ void KernelRunner::fail(absl::Span<const OperandRef> operands, const FailurePtr&
     operand->fail(failure);
     ids.push_back(operand->id);
   }
-  report(failure, session, number, ids, true, 0);
+  report(failure, session, number, ids, true, {});
   if (number > 0) progress_.end(number);
 }
 
 void KernelRunner::report(const FailurePtr& failure, SessionId session, OperatorNumber number,
-                          const std::vector<OperandId>& operands, bool originates, std::uint64_t brokenEpoch) {
+                          const std::vector<OperandId>& operands, bool originates,
+                          const std::vector<BrokenGroup>& broken) {
   v1::ReportItem* item = originates ? reports_.addAwaited() : reports_.add();
   v1::OperatorFailed* failed = item->mutable_failed();
   failed->set_session(session);
   failed->set_operator_number(number);
   failed->set_root(failure->root);
   failed->set_site(failure->site);
-  failed->set_broken_epoch(brokenEpoch);
+  for (const BrokenGroup& group : broken) {
+    v1::BrokenGroup* out = failed->add_broken();
+    out->mutable_ranks()->Add(group.ranks.begin(), group.ranks.end());
+    out->set_epoch(group.epoch);
+  }
   failure->toWire(failed->mutable_error());
   failed->mutable_operands()->Add(operands.begin(), operands.end());
 }

@@ -38,6 +38,8 @@ class KernelRunner {
   void run(Task& task);
   /// What is kept for the session is not needed any more.
   void endSession(SessionId session);
+  /// Another worker has taken the place of this rank's: its meshes' random states begin anew on all their ranks.
+  void rankReplaced(Rank rank) { randomStates_.dropMeshesOf(rank); }
   /// What this stream has to report.
   ReportBatch& reports() { return reports_; }
   Rank rank() const { return rank_; }
@@ -65,7 +67,7 @@ class KernelRunner {
   /// An error of this call's own.
   FailurePtr originate(const std::string& what, const absl::Status& status, const Task& task, CallState& call) const;
   void report(const FailurePtr& failure, SessionId session, OperatorNumber number,
-              const std::vector<OperandId>& operands, bool originates, std::uint64_t brokenEpoch);
+              const std::vector<OperandId>& operands, bool originates, const std::vector<BrokenGroup>& broken);
 
   const Rank rank_;
   ThreadGroupManager& groups_;

@@ -36,6 +36,7 @@ int main(int argc, char** argv) {
   std::int64_t commTimeoutMs = options.commTimeout.count();
   CLI::App app("One rank of dtorch: runs the operators that dtorchd sends. dtorchd starts it.", "dtorch-worker");
   app.add_option("--rank", options.rank, "this worker's rank")->required();
+  app.add_option("--incarnation", options.incarnation, "number of this worker among the rank's")->capture_default_str();
   app.add_option("--world-size", options.worldSize, "number of ranks")->required();
   app.add_option("--device", options.device, "device of its kernels")->capture_default_str();
   app.add_option("--frames", options.frameEndpoint, "ZeroMQ endpoint of the operator frames")->required();

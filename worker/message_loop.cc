@@ -30,8 +30,8 @@ absl::string_view viewOf(const zmq::message_t& message) {
 
 }  // namespace
 
-MessageLoop::MessageLoop(zmq::context_t& context, const std::string& endpoint, Rank rank, Scheduler& scheduler,
-                         const StopRequest& stop, Between between)
+MessageLoop::MessageLoop(zmq::context_t& context, const std::string& endpoint, Rank rank, std::uint64_t incarnation,
+                         Scheduler& scheduler, const StopRequest& stop, Between between)
     : rank_(rank),
       scheduler_(scheduler),
       stop_(stop),
@@ -43,8 +43,8 @@ MessageLoop::MessageLoop(zmq::context_t& context, const std::string& endpoint, R
   socket_.set(zmq::sockopt::rcvhwm, 0);
   socket_.set(zmq::sockopt::linger, 0);
   socket_.connect(endpoint);
-  topics_[workerTopic(rank)] = {};
-  socket_.set(zmq::sockopt::subscribe, workerTopic(rank));
+  topics_[workerTopic(rank, incarnation)] = {};
+  socket_.set(zmq::sockopt::subscribe, workerTopic(rank, incarnation));
 }
 
 absl::Status MessageLoop::run(std::chrono::milliseconds statisticsInterval) {
@@ -117,7 +117,7 @@ absl::Status MessageLoop::handleCommands(const Topic& topic, v1::Frame& frame) {
       return absl::OkStatus();
     }
     if (command.has_join_group()) {
-      join(command.join_group().group());
+      join(command.join_group());
       continue;
     }
     if (absl::Status status = scheduler_.enqueue(command, number); !status.ok()) {
@@ -133,7 +133,12 @@ absl::Status MessageLoop::handleCommands(const Topic& topic, v1::Frame& frame) {
   return absl::OkStatus();
 }
 
-void MessageLoop::join(GroupId group) {
+void MessageLoop::join(const v1::JoinGroup& wanted) {
+  const GroupId group = wanted.group();
+  if (const GroupId lost = wanted.instead_of(); topics_.erase(groupTopic(lost)) > 0) {
+    socket_.set(zmq::sockopt::unsubscribe, groupTopic(lost));
+    socket_.set(zmq::sockopt::unsubscribe, groupMarkerTopic(lost, rank_));
+  }
   if (!topics_.try_emplace(groupTopic(group), Topic{group, 0}).second) return;
   // The marker comes second: when the daemon sees it, it knows that the group's topic is heard.
   socket_.set(zmq::sockopt::subscribe, groupTopic(group));

@@ -28,9 +28,9 @@ class MessageLoop {
   /// What the loop's thread does after each frame, and when none came in the time that it returned the last time.
   using Between = std::function<std::chrono::milliseconds()>;
 
-  /// Connects to `endpoint` and subscribes to the worker's own topic. Throws zmq::error_t.
-  MessageLoop(zmq::context_t& context, const std::string& endpoint, Rank rank, Scheduler& scheduler,
-              const StopRequest& stop, Between between);
+  /// Connects to `endpoint` and subscribes to this worker's own topic. Throws zmq::error_t.
+  MessageLoop(zmq::context_t& context, const std::string& endpoint, Rank rank, std::uint64_t incarnation,
+              Scheduler& scheduler, const StopRequest& stop, Between between);
 
   /// OK after Shutdown; else why the loop ended: the stop request's reason, or an error of the protocol.
   absl::Status run(std::chrono::milliseconds statisticsInterval);
@@ -49,7 +49,7 @@ class MessageLoop {
   bool receive(std::chrono::milliseconds timeout, zmq::message_t& topic, zmq::message_t& payload);
   absl::Status handle(const zmq::message_t& topic, const zmq::message_t& payload);
   absl::Status handleCommands(const Topic& topic, v1::Frame& frame);
-  void join(GroupId group);
+  void join(const v1::JoinGroup& wanted);
 
   const Rank rank_;
   Scheduler& scheduler_;

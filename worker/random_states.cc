@@ -33,6 +33,14 @@ void RandomStates::run(SessionId session, const std::vector<Rank>& ranks, absl::
   states_[{session, ranks}] = std::move(after);
 }
 
+void RandomStates::dropMeshesOf(Rank rank) {
+  const absl::MutexLock lock(&mutex_);
+  absl::erase_if(states_, [&](const auto& entry) {
+    const std::vector<Rank>& ranks = entry.first.second;
+    return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+  });
+}
+
 void RandomStates::drop(SessionId session) {
   const absl::MutexLock lock(&mutex_);
   absl::erase_if(states_, [&](const auto& entry) { return entry.first.first == session; });

@@ -22,6 +22,8 @@ class RandomStates {
   /// That generator is one of the process: kernels of several ranks in it take turns.
   void run(SessionId session, const std::vector<Rank>& ranks, absl::FunctionRef<void()> kernel);
   void drop(SessionId session);
+  /// All states of meshes that hold `rank` begin anew.
+  void dropMeshesOf(Rank rank);
 
  private:
   absl::Mutex mutex_;

@@ -6,8 +6,8 @@ namespace {
 constexpr int kLingerMs = 500;
 }  // namespace
 
-Reporter::Reporter(zmq::context_t& context, const std::string& endpoint, Rank rank)
-    : rank_(rank), socket_(context, zmq::socket_type::push) {
+Reporter::Reporter(zmq::context_t& context, const std::string& endpoint, Rank rank, std::uint64_t incarnation)
+    : rank_(rank), incarnation_(incarnation), socket_(context, zmq::socket_type::push) {
   socket_.set(zmq::sockopt::sndhwm, 0);
   socket_.set(zmq::sockopt::linger, kLingerMs);
   socket_.connect(endpoint);
@@ -15,6 +15,7 @@ Reporter::Reporter(zmq::context_t& context, const std::string& endpoint, Rank ra
 
 void Reporter::send(v1::Report* report) {
   report->set_rank(rank_);
+  report->set_incarnation(incarnation_);
   zmq::message_t message(report->ByteSizeLong());
   report->SerializeToArray(message.data(), static_cast<int>(message.size()));
   report->Clear();

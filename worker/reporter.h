@@ -1,5 +1,6 @@
 #pragma once
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <zmq.hpp>
@@ -17,12 +18,13 @@ namespace dtorch {
 /// Thread: safe. Never blocks: the daemon's credit bounds what is on its way.
 class Reporter {
  public:
-  Reporter(zmq::context_t& context, const std::string& endpoint, Rank rank);
+  Reporter(zmq::context_t& context, const std::string& endpoint, Rank rank, std::uint64_t incarnation);
   /// Sends `report` and empties it.
   void send(v1::Report* report);
 
  private:
   const Rank rank_;
+  const std::uint64_t incarnation_;
   absl::Mutex mutex_;
   zmq::socket_t socket_ ABSL_GUARDED_BY(mutex_);
 };

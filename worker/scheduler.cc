@@ -217,9 +217,15 @@ void Scheduler::fetch(const v1::Fetch& wire) {
 void Scheduler::setPeers(const v1::Peers& wire) {
   std::vector<PeerRef> peers;
   for (const v1::Peer& peer : wire.peers()) peers.push_back({peer.rank(), peer.pid(), fromWire(peer.mailbox())});
+  for (const Rank replaced : wire.replaced()) {
+    enqueueJob(StreamKind::kCompute, [replaced](KernelRunner& runner) { runner.rankReplaced(replaced); });
+  }
+  std::vector<std::vector<Rank>> renewed;
+  for (const v1::BrokenGroup& group : wire.renewed()) renewed.emplace_back(group.ranks().begin(), group.ranks().end());
   // In the communication stream's order: what was enqueued before still means the old peers.
-  enqueueJob(StreamKind::kCommunication, [peers = std::move(peers), epoch = wire.epoch(), &groups = groups_](
-                                             KernelRunner&) mutable { groups.setPeers(std::move(peers), epoch); });
+  enqueueJob(StreamKind::kCommunication,
+             [peers = std::move(peers), epoch = wire.epoch(), renewed = std::move(renewed),
+              &groups = groups_](KernelRunner&) mutable { groups.setPeers(std::move(peers), epoch, renewed); });
 }
 
 void Scheduler::reportAfterAll(const v1::ReportItem& item) {

@@ -7,6 +7,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/functional/any_invocable.h"
+#include "comm/group/thread_group_manager.h"
 #include "core/ids.h"
 #include "worker/operand_table.h"
 #include "worker/plan.h"
@@ -20,7 +21,7 @@ struct CallState {
   std::vector<at::Tensor> tensors;
   std::vector<FailurePtr> failures;  // empty as long as nothing failed, else one a slot
   FailurePtr firstFailure;
-  std::uint64_t brokenEpoch = 0;    // of the groups, when a collective was given up
+  std::vector<BrokenGroup> broken;  // when a collective was given up
   bool originates = false;          // something failed in this call by itself, not through an input
   std::vector<OperandId> poisoned;  // inputs that a failed kernel was to change
 
@@ -30,7 +31,7 @@ struct CallState {
     if (firstFailure == nullptr) return;
     failures.clear();
     firstFailure.reset();
-    brokenEpoch = 0;
+    broken.clear();
     originates = false;
     poisoned.clear();
   }

@@ -57,10 +57,11 @@ class Worker::Impl {
         ownContext_(context == nullptr ? std::make_unique<zmq::context_t>(1) : nullptr),
         context_(context == nullptr ? *ownContext_ : *context),
         groups_(std::move(groups)),
-        reporter_(context_, options.reportEndpoint, options.rank),
+        reporter_(context_, options.reportEndpoint, options.rank, options.incarnation),
         values_(openValues(options, *log_)),
         scheduler_(options.rank, at::Device(options.device), streams_, *groups_, values_, destroyingPlans_),
-        loop_(context_, options.frameEndpoint, options.rank, scheduler_, stop_, [this] { return runBriefTasks(); }) {
+        loop_(context_, options.frameEndpoint, options.rank, options.incarnation, scheduler_, stop_,
+              [this] { return runBriefTasks(); }) {
     for (std::size_t i = 0; i < kStreams; ++i) {
       runners_[i] = std::make_unique<KernelRunner>(options.rank, *groups_, lostMemory_, randomStates_, reporter_,
                                                    progress_[i], log_);
@@ -178,24 +179,32 @@ class Worker::Impl {
     heartbeat->set_protocol(kProtocolVersion);
     heartbeat->set_rank(options_.rank);
     heartbeat->set_pid(getpid());
+    const auto now = std::chrono::steady_clock::now();
+    const auto millisecondsSince = [now](std::chrono::steady_clock::time_point since) {
+      return std::chrono::duration_cast<std::chrono::milliseconds>(now - since).count();
+    };
     const absl::MutexLock plansStay(&destroyingPlans_);
-    const Plan* plan = nullptr;
     for (std::size_t i = 0; i < kStreams; ++i) {
       const StreamProgress& progress = progress_[i];
       heartbeat->set_last_done(std::max(heartbeat->last_done(), progress.lastDone.load(std::memory_order_relaxed)));
       heartbeat->set_done(heartbeat->done() + progress.done.load(std::memory_order_relaxed));
       heartbeat->set_queued(heartbeat->queued() + streams_[i].queued());
       const OperatorNumber current = progress.current.load(std::memory_order_acquire);
-      if (current == 0 || heartbeat->current() != 0) continue;
+      Running& running = running_[i];
+      if (current != running.current) running = {current, now};
+      // Of the streams' operators, the one that has run for longest.
+      if (current == 0 || (heartbeat->current() != 0 && millisecondsSince(running.since) <= heartbeat->current_ms())) {
+        continue;
+      }
       heartbeat->set_current(current);
-      plan = progress.currentPlan.load(std::memory_order_relaxed);
+      heartbeat->set_current_name(progress.currentPlan.load(std::memory_order_relaxed)->name);
+      heartbeat->set_current_ms(millisecondsSince(running.since));
     }
-    const auto now = std::chrono::steady_clock::now();
-    if (heartbeat->current() != lastCurrent_) currentSince_ = now;
-    lastCurrent_ = heartbeat->current();
-    if (plan != nullptr) {
-      heartbeat->set_current_name(plan->name);
-      heartbeat->set_current_ms(std::chrono::duration_cast<std::chrono::milliseconds>(now - currentSince_).count());
+    for (const RankWait& wait : groups_->waits()) {
+      v1::RankWait* out = heartbeat->add_waits();
+      out->set_rank(wait.peer);
+      out->set_call(printable(wait.call, 1024));
+      out->set_ms(millisecondsSince(wait.since));
     }
     heartbeat->set_resident_bytes(residentBytes());
     heartbeat->set_tensor_bytes(loop_.tensorBytes());
@@ -226,9 +235,12 @@ class Worker::Impl {
   Scheduler scheduler_;
   MessageLoop loop_;
   std::unique_ptr<HeartbeatSender> heartbeats_;
-  bool briefReports_ = false;                           // the loop's thread: it has reports that wait for company
-  OperatorNumber lastCurrent_ = 0;                      // the heartbeat thread's
-  std::chrono::steady_clock::time_point currentSince_;  // likewise
+  bool briefReports_ = false;  // the loop's thread: it has reports that wait for company
+  struct Running {
+    OperatorNumber current = 0;
+    std::chrono::steady_clock::time_point since;
+  };
+  std::array<Running, kStreams> running_;  // the heartbeat thread's
   absl::Notification ended_;
   absl::Status result_;  // written before ended_
   std::thread thread_;

@@ -1,5 +1,6 @@
 #pragma once
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -15,6 +16,7 @@ namespace dtorch {
 
 struct WorkerOptions {
   Rank rank = 0;
+  std::uint64_t incarnation = 0;  // of the rank's workers
   int worldSize = 1;
   std::string device = "cpu";
   /// ZeroMQ endpoints that the daemon has bound: ipc:// for a process, inproc:// for a thread.

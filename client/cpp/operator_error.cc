@@ -32,6 +32,25 @@ absl::Status statusFromError(const v1::Status& error) {
   return status;
 }
 
+FailureKind failureKind(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kAborted:
+      return FailureKind::kWorkerLost;
+    case absl::StatusCode::kDataLoss:
+      return FailureKind::kTensorLost;
+    case absl::StatusCode::kDeadlineExceeded:
+      return FailureKind::kDeadline;
+    case absl::StatusCode::kCancelled:
+      return FailureKind::kCancelled;
+    case absl::StatusCode::kResourceExhausted:
+      return FailureKind::kOverQuota;
+    case absl::StatusCode::kUnavailable:
+      return FailureKind::kUnavailable;
+    default:
+      return FailureKind::kOperatorFailed;
+  }
+}
+
 std::optional<OperatorError> operatorError(const absl::Status& status) {
   const absl::optional<absl::Cord> payload = status.GetPayload(kPayloadUrl);
   v1::Status error;

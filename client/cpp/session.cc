@@ -93,6 +93,7 @@ Future<void> Session::declareRule(absl::string_view name, absl::string_view rule
 
 Future<std::string> Session::redistributions() { return Future<std::string>(core_->redistributions()); }
 
+Future<void> Session::awaitWorkers() { return Future<void>(core_->awaitWorkers()); }
 Future<void> Session::synchronize() { return Future<void>(core_->synchronize()); }
 
 }  // namespace dtorch

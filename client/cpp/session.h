@@ -87,6 +87,9 @@ class Session {
 
   /// Resolves when everything before it has run, with the first error that no other future has told of.
   Future<void> synchronize();
+  /// Resolves when all workers are up. After the loss of one, tensors can be put and operators called on its meshes
+  /// from then on, in this session. ABORTED: a worker was lost too often, and none is started in its place.
+  Future<void> awaitWorkers();
 
  private:
   Session() = default;

@@ -479,6 +479,11 @@ std::shared_ptr<FutureState> SessionCore::synchronize() {
                  [](v1::Command* command, FutureId future) { command->mutable_synchronize()->set_future(future); });
 }
 
+std::shared_ptr<FutureState> SessionCore::awaitWorkers() {
+  return request(FutureState::Kind::kDone,
+                 [](v1::Command* command, FutureId future) { command->mutable_await_workers()->set_future(future); });
+}
+
 void SessionCore::release(TensorId tensor) {
   CommandQueue::Appender commands = queue_.appendAtOnce();
   if (!commands) return;

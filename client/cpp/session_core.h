@@ -59,6 +59,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   Tensor put(absl::Span<const HostView> parts, bool whole, TensorMeta global, const Mesh& mesh,
              const Placements& placements, Site site);
   std::shared_ptr<FutureState> synchronize();
+  std::shared_ptr<FutureState> awaitWorkers();
   std::shared_ptr<FutureState> explain(absl::string_view name, absl::Span<const Argument> arguments,
                                        std::uint32_t outputs, const CallOptions& options, const Mesh& world, Site site);
   std::shared_ptr<FutureState> rules();

@@ -91,6 +91,12 @@ int showOperators(const Invocation& invocation) {
   return invocation.print(operatorsJson(*status), formatOperators(*status), exitCode(*status));
 }
 
+int showStuck(const Invocation& invocation) {
+  const absl::StatusOr<v1::StatusReply> status = ask(invocation);
+  if (!status.ok()) return invocation.fail(status.status());
+  return invocation.print(stuckJson(*status), formatStuck(*status), exitCode(*status));
+}
+
 int stopDaemon(const Invocation& invocation) {
   const absl::StatusOr<DaemonClient::Stopped> stopped = invocation.client().stop(invocation.deadline(30));
   if (!stopped.ok()) return invocation.fail(stopped.status());
@@ -124,6 +130,7 @@ constexpr std::array kCommands{
     Command{"workers", "the workers", showWorkers, false},
     Command{"sessions", "the clients that are connected", showSessions, false},
     Command{"operators", "the oldest operators in flight", showOperators, false},
+    Command{"stuck", "what each worker runs, since when, and which rank it waits for", showStuck, false},
     Command{"stop", "stop the daemon as SIGTERM does, and wait until it is gone", stopDaemon, false},
     Command{"version", "versions of dtorchctl and of the daemon", showVersion, false},
 };

@@ -128,6 +128,29 @@ std::string formatSessions(const v1::StatusReply& status) {
       {">SESSION", "CLIENT", ">UID", ">PID", ">AGE", ">TENSORS", ">BYTES", ">OPERATORS", ">FAILED", ">WAITING"}, rows);
 }
 
+std::string formatStuck(const v1::StatusReply& status) {
+  std::vector<std::vector<std::string>> rows;
+  for (const v1::WorkerStatus& worker : status.workers()) {
+    const bool runs = worker.current() != 0;
+    std::vector<std::string> row = {absl::StrCat(worker.rank()),
+                                    cell(worker.state()),
+                                    runs ? absl::StrCat(worker.current()) : "",
+                                    runs ? cell(worker.current_name()) : "nothing",
+                                    runs ? formatDuration(worker.current_ms()) : "",
+                                    runs ? cell(worker.current_site()) : ""};
+    if (worker.waits().empty()) {
+      row.insert(row.end(), {"", "", ""});
+      rows.push_back(row);
+    }
+    for (const v1::RankWait& wait : worker.waits()) {
+      rows.push_back(row);
+      rows.back().insert(rows.back().end(),
+                         {absl::StrCat("rank ", wait.rank()), formatDuration(wait.ms()), cell(wait.call())});
+    }
+  }
+  return formatTable({">WORKER", "STATE", ">NUMBER", "RUNS", ">FOR", "CALLED AT", "WAITS FOR", ">SINCE", "IN"}, rows);
+}
+
 std::string formatOperators(const v1::StatusReply& status) {
   if (status.in_flight().empty()) return "no operators in flight\n";
   std::vector<std::vector<std::string>> rows;
@@ -169,6 +192,24 @@ nlohmann::json workersJson(const v1::StatusReply& status) {
                     {"peak_allocated_bytes", worker.peak_allocated_bytes()},
                     {"restarts", worker.restarts()},
                     {"detail", printable(worker.detail(), std::string::npos)}});
+  }
+  return list;
+}
+
+nlohmann::json stuckJson(const v1::StatusReply& status) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const v1::WorkerStatus& worker : status.workers()) {
+    nlohmann::json waits = nlohmann::json::array();
+    for (const v1::RankWait& wait : worker.waits()) {
+      waits.push_back({{"rank", wait.rank()}, {"ms", wait.ms()}, {"call", printable(wait.call(), std::string::npos)}});
+    }
+    list.push_back({{"rank", worker.rank()},
+                    {"state", printable(worker.state(), kMaxText)},
+                    {"current", worker.current()},
+                    {"current_name", printable(worker.current_name(), kMaxText)},
+                    {"current_ms", worker.current_ms()},
+                    {"current_site", printable(worker.current_site(), kMaxText)},
+                    {"waits", waits}});
   }
   return list;
 }

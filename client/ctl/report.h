@@ -18,12 +18,14 @@ absl::string_view name(v1::Health health);
 std::string formatSummary(const v1::StatusReply& status);
 std::string formatWorkers(const v1::StatusReply& status);
 std::string formatSessions(const v1::StatusReply& status);
+std::string formatStuck(const v1::StatusReply& status);      // what each worker runs, and whom it waits for
 std::string formatOperators(const v1::StatusReply& status);  // the oldest in flight
 
 // The same for programs; field names are those of proto/dtorch/v1/client.proto.
 nlohmann::json summaryJson(const v1::StatusReply& status);
 nlohmann::json workersJson(const v1::StatusReply& status);
 nlohmann::json sessionsJson(const v1::StatusReply& status);
+nlohmann::json stuckJson(const v1::StatusReply& status);
 nlohmann::json operatorsJson(const v1::StatusReply& status);
 
 }  // namespace dtorch

@@ -374,6 +374,13 @@ int dtorch_synchronize(dtorch_object* owner, dtorch_object** out) {
   });
 }
 
+int dtorch_await_workers(dtorch_object* owner, dtorch_object** out) {
+  return guarded([&] {
+    *out = wrapFuture(session(owner).awaitWorkers());
+    return absl::OkStatus();
+  });
+}
+
 int dtorch_wait(dtorch_object* future, double timeout) {
   return guarded([&] { return wait(*as<std::unique_ptr<Future>>(future), timeout); });
 }

@@ -79,6 +79,7 @@ int dtorch_redistribute(dtorch_object* tensor, const char* placements, dtorch_si
 int dtorch_get(dtorch_object* tensor, std::int32_t rank, dtorch_object** future);
 int dtorch_describe(dtorch_object* tensor, dtorch_object** future);
 int dtorch_synchronize(dtorch_object* session, dtorch_object** future);
+int dtorch_await_workers(dtorch_object* session, dtorch_object** future);
 /// `timeout` in seconds; negative: for ever. DEADLINE_EXCEEDED: no answer yet, the future stays good.
 int dtorch_wait(dtorch_object* future, double timeout);
 /// Whether dtorch_wait would return at once: 1 or 0.

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "shm/futex.h"
 
@@ -84,6 +85,16 @@ bool Lockstep::standsApart(int peer) {
 /// COMM-1.
 absl::Status Lockstep::awaitSlowly(int peer, Deadline deadline, const Call& call) {
   std::atomic<std::uint32_t>& posted = arena_.posted(peer);
+  {
+    const std::lock_guard lock(mutex_);
+    awaited_ = peer;
+    awaitedIn_ = call;
+    awaitedSince_ = std::chrono::steady_clock::now();
+  }
+  const auto arrived = absl::MakeCleanup([this] {
+    const std::lock_guard lock(mutex_);
+    awaited_ = -1;
+  });
   for (;;) {
     // The condition before the breakage: a rank that has taken its last step may leave, and that is no error here.
     const absl::Status why = broken();
@@ -108,6 +119,12 @@ absl::Status Lockstep::awaitSlowly(int peer, Deadline deadline, const Call& call
     }
     arena_.sleepers(peer).fetch_sub(1, std::memory_order_relaxed);
   }
+}
+
+std::optional<RankWait> Lockstep::wait() const {
+  const std::lock_guard lock(mutex_);
+  if (awaited_ < 0) return std::nullopt;
+  return RankWait{arena_.rankAt(awaited_), awaitedIn_.toString(), awaitedSince_};
 }
 
 absl::Status Lockstep::findDead() const {

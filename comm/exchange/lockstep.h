@@ -2,19 +2,29 @@
 #include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "comm/exchange/arena.h"
+#include "core/ids.h"
 #include "shm/process_watch.h"
 
 namespace dtorch {
+
+/// What a rank waits for, if a quick peer would have come by now.
+struct RankWait {
+  Rank peer = 0;
+  std::string call;  // "all_reduce of operator 12, aten::mm, float32[4]"
+  std::chrono::steady_clock::time_point since;
+};
 
 /// One rank's end of the steps that all ranks of a group take together: take a step, wait until all have taken it. All
 /// ranks take the same steps in the same order, so that one counter a rank says how far it is.
 ///
 /// Thread: one caller of step() and awaitAll(), which may move it to another of the processors that it is allowed;
-/// breakGroup() from any thread.
+/// breakGroup() and wait() from any thread.
 class Lockstep {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -32,6 +42,8 @@ class Lockstep {
   void breakGroup(const absl::Status& why);
   /// Why the group is unusable; OK when it is not.
   absl::Status broken() const;
+  /// What the caller of awaitAll() waits for.
+  std::optional<RankWait> wait() const;
 
  private:
   bool reached(int peer) const;
@@ -46,8 +58,11 @@ class Lockstep {
   std::uint32_t steps_ = 0;
   std::chrono::steady_clock::time_point mayMove_;  // to another processor
   std::vector<ProcessWatch> watches_;
-  std::mutex mutex_;
-  bool gaveReason_ = false;  // guarded by mutex_
+  mutable std::mutex mutex_;  // guards what follows
+  bool gaveReason_ = false;
+  int awaited_ = -1;  // the peer, while the caller waits slowly
+  Call awaitedIn_;
+  std::chrono::steady_clock::time_point awaitedSince_;
 };
 
 }  // namespace dtorch

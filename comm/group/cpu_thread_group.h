@@ -1,6 +1,7 @@
 #pragma once
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "comm/exchange/exchange.h"
@@ -53,6 +54,8 @@ class CpuThreadGroup final : public ThreadGroup {
   absl::Status broadcastInto(const at::Tensor& tensor, int root, const CallTag& tag);
   absl::Status fail(const absl::Status& why, const CallTag& tag) override;
   absl::Status broken() const override;
+  /// What this rank waits for in its running call.
+  std::optional<RankWait> wait() const { return exchange_.lockstep().wait(); }
   void abort(const absl::Status& why) override;
 
  private:

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -32,14 +33,19 @@ class ThreadGroupManager::Impl {
         memory_(std::make_shared<PeerMemory>(sharedHeap())) {}
 
   const PeerRef& self() const { return self_; }
-  void setPeers(std::vector<PeerRef> peers, std::uint64_t epoch);
+  void setPeers(std::vector<PeerRef> peers, std::uint64_t epoch, absl::Span<const std::vector<Rank>> renewed);
   absl::StatusOr<ThreadGroup*> group(const std::vector<Rank>& ranks);
-  std::uint64_t brokenEpoch() const;
+  std::vector<BrokenGroup> broken() const;
+  std::vector<RankWait> waits() const;
   void abort(const absl::Status& why);
 
  private:
+  struct Made {
+    std::unique_ptr<CpuThreadGroup> group;
+    std::uint64_t epoch = 0;
+  };
   /// Ordered, so that all ranks destroy their groups in one order.
-  using Groups = std::map<std::vector<Rank>, std::unique_ptr<CpuThreadGroup>>;
+  using Groups = std::map<std::vector<Rank>, Made>;
 
   struct Members {
     int index = -1;
@@ -48,7 +54,7 @@ class ThreadGroupManager::Impl {
     std::uint64_t epoch = 0;
   };
   absl::StatusOr<Members> membersLocked(const std::vector<Rank>& ranks) const;
-  absl::Status make(const std::vector<Rank>& ranks);
+  absl::Status make(const std::vector<Rank>& ranks, std::uint64_t* epoch);
   absl::StatusOr<Segment> found(const std::vector<Rank>& ranks, std::uint64_t epoch);
   absl::StatusOr<Segment> join(const std::vector<Rank>& ranks, const Members& members);
 
@@ -63,30 +69,46 @@ class ThreadGroupManager::Impl {
   mutable std::mutex mutex_;
   std::vector<PeerRef> peers_;
   std::uint64_t epoch_ = 0;
-  bool failedToMake_ = false;  // a group of this epoch
+  std::map<std::vector<Rank>, std::uint64_t> failedToMake_;  // the epochs
   Groups groups_;
   /// The group that waits for its other ranks, so that abort() and setPeers() can end the wait.
-  ThreadGroup* forming_ = nullptr;
-  /// Groups of the epoch before: aborted, but a call may still be on its way out of one.
-  Groups retired_;
+  CpuThreadGroup* forming_ = nullptr;
+  std::optional<RankWait> joining_;  // for a founder
+  /// Dropped by the last setPeers(): aborted, but a call may still be on its way out of one.
+  std::vector<std::unique_ptr<CpuThreadGroup>> retired_;
   absl::Status aborted_;
   std::atomic<bool> stopWaiting_ = false;
 };
 
-void ThreadGroupManager::Impl::setPeers(std::vector<PeerRef> peers, std::uint64_t epoch) {
-  Groups gone;
-  {
-    const std::lock_guard lock(mutex_);
-    if (epoch != epoch_) {
-      const absl::Status why = absl::AbortedError("the ranks were replaced");
-      for (auto& [ranks, group] : groups_) group->abort(why);
-      if (forming_ != nullptr) forming_->abort(why);
-      gone = std::exchange(retired_, std::exchange(groups_, {}));
-      failedToMake_ = false;
-    }
-    peers_ = std::move(peers);
-    epoch_ = epoch;
+void ThreadGroupManager::Impl::setPeers(std::vector<PeerRef> peers, std::uint64_t epoch,
+                                        absl::Span<const std::vector<Rank>> renewed) {
+  const absl::Status why = absl::AbortedError("the ranks were replaced");
+  std::vector<std::unique_ptr<CpuThreadGroup>> gone;  // destroyed without the mutex
+  const std::lock_guard lock(mutex_);
+  const auto isReplaced = [&](Rank rank) {
+    const auto of = [rank](const std::vector<PeerRef>& all) {
+      return std::find_if(all.begin(), all.end(), [rank](const PeerRef& peer) { return peer.rank == rank; });
+    };
+    const auto before = of(peers_);
+    const auto now = of(peers);
+    return before == peers_.end() || now == peers.end() || before->pid != now->pid || before->mailbox != now->mailbox;
+  };
+  const auto ends = [&](const std::vector<Rank>& ranks) {
+    return std::any_of(ranks.begin(), ranks.end(), isReplaced) ||
+           std::find(renewed.begin(), renewed.end(), ranks) != renewed.end();
+  };
+  gone = std::exchange(retired_, {});
+  for (auto it = groups_.begin(); it != groups_.end();) {
+    const auto current = it++;
+    if (!ends(current->first)) continue;
+    current->second.group->abort(why);
+    retired_.push_back(std::move(current->second.group));
+    groups_.erase(current);
   }
+  std::erase_if(failedToMake_, [&](const auto& entry) { return ends(entry.first); });
+  if (forming_ != nullptr) forming_->abort(why);
+  peers_ = std::move(peers);
+  epoch_ = epoch;
 }
 
 absl::StatusOr<ThreadGroupManager::Impl::Members> ThreadGroupManager::Impl::membersLocked(
@@ -114,7 +136,7 @@ absl::StatusOr<ThreadGroupManager::Impl::Members> ThreadGroupManager::Impl::memb
 absl::StatusOr<ThreadGroup*> ThreadGroupManager::Impl::group(const std::vector<Rank>& ranks) {
   const auto findLocked = [&]() -> ThreadGroup* {
     const auto it = groups_.find(ranks);
-    return it == groups_.end() ? nullptr : it->second.get();
+    return it == groups_.end() ? nullptr : it->second.group.get();
   };
   {
     const std::lock_guard lock(mutex_);
@@ -126,9 +148,10 @@ absl::StatusOr<ThreadGroup*> ThreadGroupManager::Impl::group(const std::vector<R
     const std::lock_guard lock(mutex_);
     if (ThreadGroup* group = findLocked()) return group;
   }
-  if (absl::Status made = make(ranks); !made.ok()) {
+  std::uint64_t epoch = 0;
+  if (absl::Status made = make(ranks, &epoch); !made.ok()) {
     const std::lock_guard lock(mutex_);
-    failedToMake_ = true;
+    failedToMake_[ranks] = epoch;
     return absl::Status(made.code(), absl::StrCat("rank ", self_.rank, " cannot make the group of ranks ",
                                                   absl::StrJoin(ranks, ", "), ": ", made.message()));
   }
@@ -138,11 +161,12 @@ absl::StatusOr<ThreadGroup*> ThreadGroupManager::Impl::group(const std::vector<R
   return group;
 }
 
-absl::Status ThreadGroupManager::Impl::make(const std::vector<Rank>& ranks) {
+absl::Status ThreadGroupManager::Impl::make(const std::vector<Rank>& ranks, std::uint64_t* epoch) {
   absl::StatusOr<Members> members;
   {
     const std::lock_guard lock(mutex_);
     members = membersLocked(ranks);
+    *epoch = epoch_;
   }
   if (!members.ok()) return members.status();
   members->watches.resize(ranks.size());
@@ -171,7 +195,7 @@ absl::Status ThreadGroupManager::Impl::make(const std::vector<Rank>& ranks) {
   const std::lock_guard lock(mutex_);
   forming_ = nullptr;
   if (!all.ok()) return all;
-  if (epoch_ == members->epoch) groups_[ranks] = std::move(group);
+  if (epoch_ == members->epoch) groups_[ranks] = {std::move(group), members->epoch};
   return absl::OkStatus();
 }
 
@@ -194,8 +218,14 @@ absl::StatusOr<Segment> ThreadGroupManager::Impl::join(const std::vector<Rank>& 
   };
   auto mailbox = Mailbox::open(founder.mailbox);
   if (!mailbox.ok()) return deathOf(founder);
-  auto ref = mailbox->await(Mailbox::keyOf(members.epoch, ranks), alive, std::chrono::steady_clock::now() + timeout_,
-                            stopWaiting_);
+  const auto now = std::chrono::steady_clock::now();
+  const auto setJoining = [this](std::optional<RankWait> wait) {
+    const std::lock_guard lock(mutex_);
+    joining_ = std::move(wait);
+  };
+  setJoining(RankWait{founder.rank, absl::StrCat("creation of the group of ranks ", absl::StrJoin(ranks, ", ")), now});
+  auto ref = mailbox->await(Mailbox::keyOf(members.epoch, ranks), alive, now + timeout_, stopWaiting_);
+  setJoining(std::nullopt);
   if (!ref.ok()) return ref.status();
   auto segment = Segment::open(*ref);
   if (!segment.ok()) {
@@ -209,11 +239,26 @@ absl::StatusOr<Segment> ThreadGroupManager::Impl::join(const std::vector<Rank>& 
   return segment;
 }
 
-std::uint64_t ThreadGroupManager::Impl::brokenEpoch() const {
+std::vector<BrokenGroup> ThreadGroupManager::Impl::broken() const {
   const std::lock_guard lock(mutex_);
-  const bool broken = failedToMake_ || std::any_of(groups_.begin(), groups_.end(),
-                                                   [](const auto& entry) { return !entry.second->broken().ok(); });
-  return broken ? epoch_ : 0;
+  std::vector<BrokenGroup> broken;
+  for (const auto& [ranks, epoch] : failedToMake_) broken.push_back({ranks, epoch});
+  for (const auto& [ranks, made] : groups_) {
+    if (!made.group->broken().ok()) broken.push_back({ranks, made.epoch});
+  }
+  return broken;
+}
+
+std::vector<RankWait> ThreadGroupManager::Impl::waits() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<RankWait> waits;
+  const auto add = [&waits](std::optional<RankWait> wait) {
+    if (wait) waits.push_back(*std::move(wait));
+  };
+  for (const auto& [ranks, made] : groups_) add(made.group->wait());
+  if (forming_ != nullptr) add(forming_->wait());
+  add(joining_);
+  return waits;
 }
 
 void ThreadGroupManager::Impl::abort(const absl::Status& why) {
@@ -221,7 +266,7 @@ void ThreadGroupManager::Impl::abort(const absl::Status& why) {
   if (!aborted_.ok()) return;
   aborted_ = why;
   stopWaiting_.store(true, std::memory_order_release);
-  for (auto& [ranks, group] : groups_) group->abort(why);
+  for (auto& [ranks, made] : groups_) made.group->abort(why);
   if (forming_ != nullptr) forming_->abort(why);
 }
 
@@ -237,11 +282,13 @@ absl::StatusOr<std::unique_ptr<ThreadGroupManager>> ThreadGroupManager::create(R
 }
 
 const PeerRef& ThreadGroupManager::self() const { return impl_->self(); }
-void ThreadGroupManager::setPeers(std::vector<PeerRef> peers, std::uint64_t epoch) {
-  impl_->setPeers(std::move(peers), epoch);
+void ThreadGroupManager::setPeers(std::vector<PeerRef> peers, std::uint64_t epoch,
+                                  absl::Span<const std::vector<Rank>> renewed) {
+  impl_->setPeers(std::move(peers), epoch, renewed);
 }
 absl::StatusOr<ThreadGroup*> ThreadGroupManager::group(const std::vector<Rank>& ranks) { return impl_->group(ranks); }
-std::uint64_t ThreadGroupManager::brokenEpoch() const { return impl_->brokenEpoch(); }
+std::vector<BrokenGroup> ThreadGroupManager::broken() const { return impl_->broken(); }
+std::vector<RankWait> ThreadGroupManager::waits() const { return impl_->waits(); }
 void ThreadGroupManager::abort(const absl::Status& why) { impl_->abort(why); }
 
 }  // namespace dtorch

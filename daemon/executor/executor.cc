@@ -87,9 +87,10 @@ Executor::~Executor() {
 
 void Executor::handleReports() {
   zmq::message_t message;
+  if (postponed() && !handleReport(report_)) return;
   while (reports_.recv(message, zmq::recv_flags::dontwait)) {
     if (report_.ParseFromArray(message.data(), static_cast<int>(message.size()))) {
-      handleReport(report_);
+      if (!handleReport(report_)) break;
     } else if (report_.items_size() > 0 && report_.rank() >= 0 && report_.rank() < options_.worldSize) {
       // The rank is the message's first field. What was lost with the rest cannot be told: the worker must go.
       listener_->onWorkerFault(
@@ -112,13 +113,16 @@ void Executor::handleSubscription(absl::string_view message) {
   if (message.empty()) return;
   const bool subscribed = message[0] == 1;
   const std::vector<absl::string_view> parts = absl::StrSplit(message.substr(1), '/');
-  if (absl::StartsWith(parts[0], "w")) {
+  if (absl::StartsWith(parts[0], "w") && parts.size() >= 2) {
     Rank rank = -1;
+    std::uint64_t incarnation = 0;
     if (!absl::SimpleAtoi(parts[0].substr(1), &rank) || rank < 0 || rank >= options_.worldSize) return;
-    WorkerLink& worker = workers_[static_cast<std::size_t>(rank)];
-    worker.subscribed = subscribed;
+    if (!absl::SimpleAtoi(parts[1], &incarnation)) return;
+    WorkerLink* worker = linkTo(rank, incarnation);
+    if (worker == nullptr) return;
+    worker->subscribed = subscribed;
     if (!subscribed) listener_->onWorkerDisconnected(rank);
-    if (subscribed && worker.hello) listener_->onWorkerConnected(rank, worker.greeting);
+    if (subscribed && worker->hello) listener_->onWorkerConnected(rank, worker->greeting);
   } else if (absl::StartsWith(parts[0], "m") && parts.size() >= 2 && subscribed) {
     GroupId id = 0;
     Rank rank = -1;
@@ -131,22 +135,50 @@ void Executor::handleSubscription(absl::string_view message) {
   }
 }
 
-void Executor::handleReport(const v1::Report& report) {
+Executor::WorkerLink* Executor::linkTo(Rank rank, std::uint64_t incarnation) {
+  WorkerLink* link = &workers_[static_cast<std::size_t>(rank)];
+  if (incarnation < link->incarnation) return nullptr;
+  if (incarnation > link->incarnation) {
+    // The supervisor starts one only where the last has ended.
+    if (link->hello && link->gone.ok()) {
+      listener_->onWorkerFault(rank, absl::UnavailableError("another worker is there in its place"));
+    }
+    WorkerLink next;
+    next.incarnation = incarnation;
+    next.gone = std::move(link->gone);
+    *link = std::move(next);
+  }
+  return link;
+}
+
+const v1::Status* Executor::errorOf(const v1::ReportItem& item) {
+  if (item.has_failed()) return &item.failed().error();
+  return item.has_value() && item.value().has_error() ? &item.value().error() : nullptr;
+}
+
+bool Executor::handleReport(const v1::Report& report) {
   const Rank rank = report.rank();
-  if (rank < 0 || rank >= options_.worldSize) return;
-  for (const v1::ReportItem& item : report.items()) {
+  int next = std::exchange(nextItem_, 0);
+  if (rank < 0 || rank >= options_.worldSize) return true;
+  WorkerLink* const link = linkTo(rank, report.incarnation());
+  if (link == nullptr) return true;
+  for (next = std::max(next - 1, 0); next < report.items_size(); ++next) {
+    const v1::ReportItem& item = report.items(next);
+    if (const v1::Status* error = errorOf(item); error != nullptr && listener_->postpones(*error)) {
+      nextItem_ = next + 1;
+      return false;
+    }
     switch (item.kind_case()) {
       case v1::ReportItem::kHello: {
-        WorkerLink& worker = workers_[static_cast<std::size_t>(rank)];
         if (item.hello().protocol() != kProtocolVersion) {
           listener_->onWorkerFault(
               rank, absl::FailedPreconditionError(absl::StrCat("it speaks protocol ", item.hello().protocol(),
                                                                ", this daemon ", kProtocolVersion)));
           break;
         }
-        worker.hello = true;
-        worker.greeting = item.hello();
-        if (worker.subscribed) listener_->onWorkerConnected(rank, worker.greeting);
+        link->hello = true;
+        link->greeting = item.hello();
+        if (link->subscribed) listener_->onWorkerConnected(rank, link->greeting);
         break;
       }
       case v1::ReportItem::kFrameDone:
@@ -175,6 +207,7 @@ void Executor::handleReport(const v1::Report& report) {
         break;
     }
   }
+  return true;
 }
 
 void Executor::frameDone(Rank rank, const v1::FrameDone& done) {
@@ -220,10 +253,14 @@ void Executor::learnCosts() {
 
 absl::StatusOr<GroupId> Executor::groupOf(const std::vector<Rank>& ranks) {
   if (const auto it = groupIds_.find(ranks); it != groupIds_.end()) return it->second;
-  if (groups_.size() >= kMaxGroups) {
+  if (groupIds_.size() >= kMaxGroups) {
     return absl::ResourceExhaustedError(absl::StrCat("this daemon has made groups for ", kMaxGroups,
                                                      " different lists of ranks: use meshes of the same ranks"));
   }
+  return addGroup(ranks, 0);
+}
+
+GroupId Executor::addGroup(const std::vector<Rank>& ranks, GroupId insteadOf) {
   const GroupId id = groups_.size() + 1;
   groupIds_[ranks] = id;
   Group group;
@@ -236,9 +273,20 @@ absl::StatusOr<GroupId> Executor::groupOf(const std::vector<Rank>& ranks) {
   groups_.push_back(std::move(group));
   v1::WorkerCommand join;
   join.mutable_join_group()->set_group(id);
+  join.mutable_join_group()->set_instead_of(insteadOf);
   for (const Rank rank : ranks) sendToWorker(rank, join);
   return id;
 }
+
+GroupId Executor::reform(GroupId group) {
+  const std::vector<Rank> ranks = at(group).ranks;
+  const auto isThere = [this](Rank rank) { return workers_[static_cast<std::size_t>(rank)].gone.ok(); };
+  if (at(group).error.ok() || !std::all_of(ranks.begin(), ranks.end(), isThere)) return group;
+  const GroupId known = groupIds_.at(ranks);
+  return known == group ? addGroup(ranks, group) : known;
+}
+
+void Executor::restoreRank(Rank rank) { workers_[static_cast<std::size_t>(rank)].gone = absl::OkStatus(); }
 
 bool Executor::hasCredit(const Group& group) const {
   return group.operators < options_.maxOperatorsInFlight && group.bytes < options_.maxBytesInFlight &&
@@ -247,7 +295,7 @@ bool Executor::hasCredit(const Group& group) const {
 
 bool Executor::usable(GroupId id) const {
   const Group& group = at(id);
-  return group.joined.size() == group.ranks.size() && hasCredit(group);
+  return group.joined.size() == group.ranks.size() && group.error.ok() && hasCredit(group);
 }
 
 const absl::Status& Executor::error(GroupId id) const { return at(id).error; }
@@ -312,7 +360,7 @@ void Executor::appendFence(GroupId group, std::uint64_t fence) {
 void Executor::forgetPlans(PlanId below) {
   costs_.forget(below);
   for (GroupId id = 1; id <= groups_.size(); ++id) {
-    if (at(id).joined.size() == at(id).ranks.size()) append(id)->mutable_forget_plans()->set_below(below);
+    if (joined(id) && at(id).error.ok()) append(id)->mutable_forget_plans()->set_below(below);
   }
 }
 
@@ -358,7 +406,7 @@ void Executor::sendToWorker(Rank rank, const v1::WorkerCommand& command) {
   frame.set_sequence(workers_[static_cast<std::size_t>(rank)].nextSequence++);
   frame.set_first_operator(nextOperator_);
   *frame.add_commands() = command;
-  publish(workerTopic(rank), frame);
+  publish(workerTopic(rank, workers_[static_cast<std::size_t>(rank)].incarnation), frame);
 }
 
 void Executor::failRank(Rank rank, const absl::Status& why) {

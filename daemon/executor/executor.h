@@ -36,6 +36,8 @@ class ExecutorListener {
   virtual ~ExecutorListener() = default;
   /// Hello and subscription have both arrived.
   virtual void onWorkerConnected(Rank rank, const v1::WorkerHello& hello) = 0;
+  /// Whether the report of `error`, and all after it, shall wait: more is to be known about it soon.
+  virtual bool postpones(const v1::Status& error) = 0;
   /// Its subscription has gone: its socket is closed.
   virtual void onWorkerDisconnected(Rank rank) = 0;
   /// All ranks hear the group's topic, or credit has come back.
@@ -70,6 +72,8 @@ class Executor {
   int subscriptionFd() const { return frames_.get(zmq::sockopt::fd); }
   void handleReports();
   void handleSubscriptions();
+  /// The listener has postponed a report: handleReports() is to be called again.
+  bool postponed() const { return nextItem_ > 0; }
 
   /// The group of these ranks; asks them to join when it is new. `ranks` are all below worldSize.
   /// RESOURCE_EXHAUSTED: there are kMaxGroups, and groups stay.
@@ -104,6 +108,16 @@ class Executor {
   void sendToWorker(Rank rank, const v1::WorkerCommand& command);
   /// A rank has gone: every group that holds it fails with `why`; what it had in flight is given up.
   void failRank(Rank rank, const absl::Status& why);
+  /// Whether a later worker of the rank has been heard.
+  bool isReplaced(Rank rank, std::uint64_t incarnation) const {
+    return workers_[static_cast<std::size_t>(rank)].incarnation > incarnation;
+  }
+  /// Another worker has taken its place, which onWorkerConnected has told of.
+  void restoreRank(Rank rank);
+  /// A new group in place of one that has failed, if all its ranks are there again; else `group` itself.
+  GroupId reform(GroupId group);
+  /// Whether all ranks hear the group's topic.
+  bool joined(GroupId group) const { return at(group).joined.size() == at(group).ranks.size(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -134,6 +148,7 @@ class Executor {
     absl::Status error;
   };
   struct WorkerLink {
+    std::uint64_t incarnation = 0;
     bool subscribed = false;
     bool hello = false;
     v1::WorkerHello greeting;
@@ -147,7 +162,13 @@ class Executor {
 
   Executor(zmq::socket_t frames, zmq::socket_t reports, const ExecutorOptions& options, ExecutorListener* listener);
   void handleSubscription(absl::string_view message);
-  void handleReport(const v1::Report& report);
+  /// Null: the worker that this comes from has been replaced.
+  WorkerLink* linkTo(Rank rank, std::uint64_t incarnation);
+  GroupId addGroup(const std::vector<Rank>& ranks, GroupId insteadOf);
+  /// False: an item was postponed.
+  bool handleReport(const v1::Report& report);
+  /// Null: it says nothing of an error.
+  static const v1::Status* errorOf(const v1::ReportItem& item);
   void frameDone(Rank rank, const v1::FrameDone& done);
   void publish(const std::string& topic, const v1::Frame& frame);
   v1::WorkerCommand* append(GroupId group);
@@ -161,7 +182,7 @@ class Executor {
   ExecutorOptions options_;
   ExecutorListener* listener_;
   std::vector<WorkerLink> workers_;
-  std::deque<Group> groups_;  // by GroupId - 1
+  std::deque<Group> groups_;  // by GroupId - 1; those that were replaced stay, empty
   absl::flat_hash_map<std::vector<Rank>, GroupId> groupIds_;
   absl::flat_hash_map<std::uint64_t, PendingFence> fences_;
   OperatorNumber nextOperator_ = 1;
@@ -169,6 +190,7 @@ class Executor {
   std::vector<GroupId> toLearnOf_;
   std::uint64_t framesPublished_ = 0;
   v1::Report report_;  // keeps its memory from one message to the next
+  int nextItem_ = 0;   // of report_, plus 1, where an item was postponed; else 0
 
   // The frame under construction; at most one, so that the order over groups is kept.
   google::protobuf::Arena arena_;

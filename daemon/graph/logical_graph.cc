@@ -22,6 +22,15 @@ void LogicalGraph::retire(GroupId group, OperatorNumber oldest) {
   }
 }
 
+const GraphOperator* LogicalGraph::find(OperatorNumber number) const {
+  for (const auto& [group, window] : operators_) {
+    const auto it = std::lower_bound(window.begin(), window.end(), number,
+                                     [](const GraphOperator& op, OperatorNumber wanted) { return op.number < wanted; });
+    if (it != window.end() && it->number == number) return &*it;
+  }
+  return nullptr;
+}
+
 std::vector<const GraphOperator*> LogicalGraph::oldest(std::size_t limit) const {
   std::vector<const GraphOperator*> all;
   for (const auto& [group, window] : operators_) {

@@ -205,6 +205,9 @@ bool ClientSession::run(const v1::Command& command) {
       return true;
     case v1::Command::kSynchronize:
       return synchronize(command.synchronize());
+    case v1::Command::kAwaitWorkers:
+      awaitWorkers(command.await_workers().future());
+      return true;
     case v1::Command::kCancelGet:
       cancel(command.cancel_get().future());
       return true;
@@ -723,8 +726,17 @@ bool ClientSession::synchronize(const v1::Synchronize& synchronize) {
   return true;
 }
 
+void ClientSession::awaitWorkers(FutureId future) {
+  services_->health.await({id_, future, [channel = channel_, future](const absl::Status& health) {
+                             if (health.ok()) return sendResult(channel.get(), future, nullptr);
+                             OperandFailure failure{health, "", -1, ""};
+                             FutureTable::sendError(channel.get(), future, &failure);
+                           }});
+}
+
 void ClientSession::cancel(FutureId future) {
   services_->futures->cancel(id_, future);
+  services_->health.cancel(id_, future);
   // Nobody hears the error that a synchronize would tell: the next one does.
   absl::erase_if(fences_, [&](const auto& entry) { return entry.second.pending->future == future; });
 }
@@ -744,15 +756,11 @@ void ClientSession::fenceReached(std::uint64_t fence) {
   if (--pending->missing == 0) finishSynchronize(pending->future);
 }
 
-void ClientSession::failBrokenGroups(Rank rank) {
+void ClientSession::failBrokenGroups(Rank rank, const absl::Status& why) {
   // What was in flight is lost, whether or not somebody waits for it: the next synchronize says so.
-  for (auto it = groups_.begin(); it != groups_.end();) {
-    const auto current = it++;
-    const absl::Status& error = services_->executor->error(*current);
-    if (error.ok()) continue;
-    failures_.remember(std::make_shared<OperandFailure>(OperandFailure{error, "", rank, ""}));
-    groups_.erase(current);
-  }
+  const std::size_t broken =
+      absl::erase_if(groups_, [this](GroupId group) { return !services_->executor->error(group).ok(); });
+  if (broken > 0) failures_.remember(std::make_shared<OperandFailure>(OperandFailure{why, "", rank, ""}));
   if (awaited_ && !services_->executor->error(awaited_->group).ok()) {
     failAwaited(fail(services_->executor->error(awaited_->group), awaited_->op->name, awaited_->site));
   }
@@ -761,6 +769,9 @@ void ClientSession::failBrokenGroups(Rank rank) {
     if (!services_->executor->error(waiting.group).ok()) ended.push_back(fence);
   }
   for (const std::uint64_t fence : ended) fenceReached(fence);
+  // Each tensor says so when it is used: nothing more to remember.
+  const absl::Status lost(kTensorLost, absl::StrCat("the tensor is lost: ", why.message()));
+  tensors_.failBroken(std::make_shared<OperandFailure>(OperandFailure{lost, "", rank, ""}), *services_->executor);
 }
 
 void ClientSession::release(absl::Span<const TensorId> tensors) {
@@ -779,6 +790,7 @@ void ClientSession::close() {
   request_.reset();
   services_->planner->rulesChanged(rules_);
   services_->futures->dropSession(id_);
+  services_->health.dropSession(id_);
   if (awaited_) failAwaited(fail(absl::CancelledError("the session has ended"), awaited_->op->name, awaited_->site));
   release(tensors_.ids());
   for (const GroupId group : groups_) services_->executor->endSession(group, id_);

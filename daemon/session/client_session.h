@@ -51,8 +51,8 @@ class ClientSession {
   /// Why `operand` has no value, if a worker has said so; or the error that came in place of the value.
   OperandFailurePtr failureOf(OperandId operand, Rank rank, const v1::FetchedValue& value);
   void fenceReached(std::uint64_t fence);
-  /// A worker is gone: fences of its groups end.
-  void failBrokenGroups(Rank rank);
+  /// A worker is gone: fences of its groups end, and their tensors are lost.
+  void failBrokenGroups(Rank rank, const absl::Status& why);
 
   /// Adds what the session's tensors look like, and the meshes that it has defined.
   void addUsed(absl::flat_hash_set<const TensorLayout*>& layouts, absl::flat_hash_set<const PlacedMesh*>& meshes) const;
@@ -81,6 +81,7 @@ class ClientSession {
   void listRules(FutureId future);
   void sendJson(FutureId future, const google::protobuf::Message& message);
   bool synchronize(const v1::Synchronize& synchronize);
+  void awaitWorkers(FutureId future);
   void release(absl::Span<const TensorId> tensors);
 
   void cancel(FutureId future);

@@ -33,8 +33,11 @@ OperandFailurePtr FailureLog::reported(OperatorNumber root, Rank rank, std::stri
   if (it != reported_.end()) return it->second;
   // Their dependents have all been reported by now, or give their own root's name again.
   if (reported_.size() >= kRemembered) reported_.clear();
+  absl::Status status = fromWire(error);
+  // What a worker cannot reach is another worker.
+  if (absl::IsUnavailable(status)) status = absl::Status(kWorkerLost, status.message());
   auto failure =
-      std::make_shared<OperandFailure>(OperandFailure{fromWire(error), error.operator_name(), rank, std::move(site)});
+      std::make_shared<OperandFailure>(OperandFailure{std::move(status), error.operator_name(), rank, std::move(site)});
   countOne();
   remember(failure);
   reported_[root] = failure;

@@ -8,6 +8,10 @@
 
 namespace dtorch {
 
+/// What a caller can do about a failure is told by its code (docs/operations.md). Of these two kernels know nothing.
+inline constexpr absl::StatusCode kWorkerLost = absl::StatusCode::kAborted;
+inline constexpr absl::StatusCode kTensorLost = absl::StatusCode::kDataLoss;
+
 /// The first cause why a tensor has no value; shared by everything that depends on it.
 struct OperandFailure {
   absl::Status status;

@@ -14,6 +14,7 @@
 #include "daemon/placement/rule_book.h"
 #include "daemon/session/future_table.h"
 #include "daemon/session/tensor_table.h"
+#include "daemon/session/workers_health.h"
 #include "dispatch/operator_policy.h"
 
 namespace dtorch {
@@ -31,6 +32,7 @@ struct SessionServices {
   v1::RuleList ruledOperators;  // by the tables and these; empty: nobody has asked yet
   std::size_t maxRules = 0;     // session.max_rules
   LogicalGraph graph;
+  WorkersHealth health;
   bool validate = false;     // session.validate
   std::uint64_t failed = 0;  // operators, over all sessions
   absl::node_hash_map<DeviceMesh, PlacedMesh> meshes;

@@ -95,6 +95,14 @@ void TensorTable::addWriter(OperatorNumber number, GroupId group, std::shared_pt
   writers.push_back({number, std::move(memory)});
 }
 
+void TensorTable::failBroken(const OperandFailurePtr& failure, const Executor& executor) {
+  for (auto& [tensor, operand] : tensors_) {
+    if (operand.layout == nullptr || executor.error(operand.layout->mesh->group).ok()) continue;
+    if (operand.error == nullptr) operand.error = failure;
+  }
+  absl::erase_if(writers_, [&](const auto& entry) { return !executor.error(entry.first).ok(); });
+}
+
 void TensorTable::writerFailed(OperatorNumber number, const OperandFailurePtr& failure) {
   const auto before = [](const Writer& writer, OperatorNumber wanted) { return writer.number < wanted; };
   for (const auto& [group, writers] : writers_) {

@@ -65,6 +65,8 @@ class TensorTable {
   void failMemory(TensorId tensor, const OperandFailurePtr& failure);
   /// `number` will write to the memory; remembered until every rank of `group` has done it.
   void addWriter(OperatorNumber number, GroupId group, std::shared_ptr<OperandMemory> memory, const Executor& executor);
+  /// Tensors of groups that have failed have lost their value.
+  void failBroken(const OperandFailurePtr& failure, const Executor& executor);
   /// `number` has failed on some rank: what it was to write to is lost.
   void writerFailed(OperatorNumber number, const OperandFailurePtr& failure);
 

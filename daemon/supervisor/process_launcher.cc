@@ -26,6 +26,8 @@ std::vector<std::string> commandLine(const std::string& binary, const WorkerSpec
   std::vector<std::string> command = {binary,
                                       "--rank",
                                       absl::StrCat(spec.rank),
+                                      "--incarnation",
+                                      absl::StrCat(spec.incarnation),
                                       "--world-size",
                                       absl::StrCat(spec.worldSize),
                                       "--device",

@@ -17,6 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "daemon/file_descriptor.h"
 #include "daemon/supervisor/heartbeat_server.h"
+#include "proto/codec.h"
 #include "spdlog/spdlog.h"
 
 namespace dtorch {
@@ -38,12 +39,30 @@ struct Worker {
   std::unique_ptr<WorkerHandle> handle;  // null: being launched, or ended
   std::int64_t pid = 0;                  // 0: being launched
   WorkerState state = WorkerState::kStarting;
-  Clock::time_point readyAt;
+  Clock::time_point launchedAt;
+  Clock::time_point hearableSince;  // it is ready, and this supervisor listens
   std::optional<Clock::time_point> lastBeat;
   v1::Heartbeat heartbeat;
   std::string detail;
+  std::string killedFor;               // why the supervisor has killed it
   std::vector<std::string> lastLines;  // of an ended one
+  std::optional<Clock::time_point> restartAt;
+
+  bool ended() const { return state == WorkerState::kDead || state == WorkerState::kFailed; }
 };
+
+// "operator 12, aten::mm, has run for 125000 ms; it waits for rank 0 in all_gather of operator 12 (124000 ms)"
+std::string describeRunning(const v1::Heartbeat& beat) {
+  std::string text = absl::StrCat("operator ", beat.current(), ", ", printable(beat.current_name(), 256),
+                                  ", has run for ", beat.current_ms(), " ms");
+  for (const v1::RankWait& wait : beat.waits()) {
+    absl::StrAppend(&text, "; it waits for rank ", wait.rank(), " in ", printable(wait.call(), 1024), " (", wait.ms(),
+                    " ms)");
+  }
+  return text;
+}
+
+std::int64_t millisecondsOf(Clock::duration time) { return std::chrono::duration_cast<milliseconds>(time).count(); }
 
 }  // namespace
 
@@ -55,19 +74,23 @@ absl::string_view name(WorkerState state) {
       return "ready";
     case WorkerState::kSilent:
       return "silent";
+    case WorkerState::kStuck:
+      return "stuck";
     case WorkerState::kDead:
       return "dead";
+    case WorkerState::kFailed:
+      return "failed";
   }
   return "unknown";
 }
 
 class Supervisor::Impl {
  public:
-  Impl(milliseconds silentAfter, std::unique_ptr<WorkerLauncher> launcher,
-       std::function<void(Rank, std::string)> onExit)
-      : silentAfter_(silentAfter), launcher_(std::move(launcher)), onExit_(std::move(onExit)) {}
+  Impl(const SupervisorOptions& options, std::unique_ptr<WorkerLauncher> launcher,
+       std::function<void(const WorkerExit&)> onExit)
+      : options_(options), launcher_(std::move(launcher)), onExit_(std::move(onExit)) {}
   ~Impl();
-  absl::Status start(const std::string& socketPath);
+  absl::Status start();
 
   absl::Status launch(const WorkerSpec& spec);
   void markReady(Rank rank);
@@ -82,22 +105,30 @@ class Supervisor::Impl {
   void onOutput(std::uint64_t serial);
   void onExited(std::uint64_t serial);
   bool onBeat(const v1::Heartbeat& beat);
+  /// Starts what is due.
+  void restart();
 
   Worker* findLocked(std::uint64_t serial);
   absl::Status watchLocked(const Worker& worker);
   void noteSilenceLocked(Clock::time_point now);
+  void killLocked(Worker& worker, std::string why);
+  /// The worker of `rank` has ended: whether and when another one is started.
+  void decideRestartLocked(Worker& worker);
+  milliseconds untilNextRestart();
   void terminateLocked(bool force);
   bool waitUntilAllDead(std::unique_lock<std::mutex>& lock, milliseconds limit);
 
-  const milliseconds silentAfter_;
+  const SupervisorOptions options_;
   const std::unique_ptr<WorkerLauncher> launcher_;
-  const std::function<void(Rank, std::string)> onExit_;
+  const std::function<void(const WorkerExit&)> onExit_;
   FileDescriptor epoll_;
   FileDescriptor wake_;
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable died_;
   std::map<Rank, Worker> workers_;
+  std::map<Rank, RestartPolicy> policies_;
+  std::map<Rank, std::uint32_t> restarts_;  // so far
   std::uint64_t lastSerial_ = 0;
   bool ending_ = false;
 
@@ -105,14 +136,15 @@ class Supervisor::Impl {
   std::thread thread_;
 };
 
-absl::Status Supervisor::Impl::start(const std::string& socketPath) {
+absl::Status Supervisor::Impl::start() {
   epoll_ = FileDescriptor(::epoll_create1(EPOLL_CLOEXEC));
   wake_ = FileDescriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   epoll_event event{.events = EPOLLIN, .data = {.u64 = 0}};
   if (!epoll_.valid() || !wake_.valid() || ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event) != 0) {
     return absl::ErrnoToStatus(errno, "creating the supervisor's epoll and eventfd");
   }
-  auto heartbeats = HeartbeatServer::start(socketPath, [this](const v1::Heartbeat& beat) { return onBeat(beat); });
+  auto heartbeats =
+      HeartbeatServer::start(options_.socketPath, [this](const v1::Heartbeat& beat) { return onBeat(beat); });
   if (!heartbeats.ok()) return heartbeats.status();
   heartbeats_ = *std::move(heartbeats);
   thread_ = std::thread([this] { run(); });
@@ -127,20 +159,24 @@ Supervisor::Impl::~Impl() {
 }
 
 absl::Status Supervisor::Impl::launch(const WorkerSpec& spec) {
+  WorkerSpec incarnated;
   {
     const std::lock_guard lock(mutex_);
     if (ending_) return absl::CancelledError("the workers are being stopped");
     const auto it = workers_.find(spec.rank);
-    if (it != workers_.end() && it->second.state != WorkerState::kDead) {
+    if (it != workers_.end() && !it->second.ended()) {
       return absl::AlreadyExistsError(absl::StrCat("rank ", spec.rank, " has a worker, pid ", it->second.pid));
     }
     Worker& worker = workers_[spec.rank] = {};
     worker.spec = spec;
     worker.serial = ++lastSerial_;
+    worker.spec.incarnation = worker.serial;
+    worker.launchedAt = Clock::now();
+    incarnated = worker.spec;
   }
   // Without the mutex: a worker in threads sends heartbeats while it is launched. Its entry stays as it is meanwhile,
   // for only a handle's exit ends it.
-  absl::StatusOr<std::unique_ptr<WorkerHandle>> handle = launcher_->launch(spec);
+  absl::StatusOr<std::unique_ptr<WorkerHandle>> handle = launcher_->launch(incarnated);
   const std::lock_guard lock(mutex_);
   Worker& worker = workers_.at(spec.rank);
   absl::Status status = handle.status();
@@ -166,7 +202,7 @@ void Supervisor::Impl::markReady(Rank rank) {
   const auto it = workers_.find(rank);
   if (it == workers_.end() || it->second.state != WorkerState::kStarting) return;
   it->second.state = WorkerState::kReady;
-  it->second.readyAt = Clock::now();
+  it->second.hearableSince = Clock::now();
 }
 
 std::vector<WorkerSnapshot> Supervisor::Impl::snapshot() {
@@ -175,9 +211,15 @@ std::vector<WorkerSnapshot> Supervisor::Impl::snapshot() {
   noteSilenceLocked(now);
   std::vector<WorkerSnapshot> result;
   for (const auto& [rank, worker] : workers_) {
-    const std::int64_t age =
-        worker.lastBeat ? std::chrono::duration_cast<milliseconds>(now - *worker.lastBeat).count() : -1;
-    result.push_back({rank, worker.pid, worker.spec.device, worker.state, age, worker.heartbeat, worker.detail});
+    const std::int64_t age = worker.lastBeat ? millisecondsOf(now - *worker.lastBeat) : -1;
+    std::string detail = worker.detail;
+    if (worker.restartAt) {
+      const std::int64_t left = std::max<std::int64_t>(0, millisecondsOf(*worker.restartAt - now));
+      absl::StrAppend(&detail, "; another one is started in ", left, " ms");
+    }
+    const auto restarts = restarts_.find(rank);
+    result.push_back({rank, worker.pid, worker.spec.device, worker.state, age, worker.heartbeat, std::move(detail),
+                      restarts == restarts_.end() ? 0 : restarts->second});
   }
   return result;
 }
@@ -198,6 +240,7 @@ void Supervisor::Impl::end(Rank rank) {
 void Supervisor::Impl::expectExits() {
   const std::lock_guard lock(mutex_);
   ending_ = true;
+  for (auto& [rank, worker] : workers_) worker.restartAt.reset();
 }
 
 void Supervisor::Impl::terminateAll(milliseconds grace) {
@@ -212,10 +255,12 @@ void Supervisor::Impl::terminateAll(milliseconds grace) {
 
 void Supervisor::Impl::run() {
   ::pthread_setname_np(::pthread_self(), "dtorch-superv");
-  const auto tick = std::clamp(silentAfter_ / 4, milliseconds(5), milliseconds(1000));
+  const auto tick = std::clamp(options_.silentAfter / 4, milliseconds(5), milliseconds(1000));
+  Clock::time_point lastTurn = Clock::now();
   for (;;) {
     epoll_event events[16];
-    const int count = ::epoll_wait(epoll_.get(), events, 16, static_cast<int>(tick.count()));
+    const auto timeout = std::min(tick, untilNextRestart());
+    const int count = ::epoll_wait(epoll_.get(), events, 16, static_cast<int>(timeout.count()));
     for (int i = 0; i < count; ++i) {
       const std::uint64_t key = events[i].data.u64;
       if (key == 0) return;
@@ -225,9 +270,69 @@ void Supervisor::Impl::run() {
         onOutput(key >> 1);
       }
     }
+    restart();
     const std::lock_guard lock(mutex_);
-    noteSilenceLocked(Clock::now());
+    const Clock::time_point now = Clock::now();
+    // This process was stopped, or got no processor: nobody could be heard meanwhile.
+    if (now - lastTurn > tick + options_.silentAfter / 2) {
+      for (auto& [rank, worker] : workers_) worker.hearableSince = now;
+    }
+    lastTurn = now;
+    noteSilenceLocked(now);
   }
+}
+
+milliseconds Supervisor::Impl::untilNextRestart() {
+  const std::lock_guard lock(mutex_);
+  milliseconds left = milliseconds::max();
+  const Clock::time_point now = Clock::now();
+  for (const auto& [rank, worker] : workers_) {
+    if (!worker.restartAt) continue;
+    left = std::min(left, std::max(milliseconds(0), std::chrono::ceil<milliseconds>(*worker.restartAt - now)));
+  }
+  return left;
+}
+
+void Supervisor::Impl::restart() {
+  std::vector<WorkerSpec> due;
+  {
+    const std::lock_guard lock(mutex_);
+    const Clock::time_point now = Clock::now();
+    for (auto& [rank, worker] : workers_) {
+      if (!worker.restartAt || *worker.restartAt > now) continue;
+      worker.restartAt.reset();
+      ++restarts_[rank];
+      due.push_back(worker.spec);
+    }
+  }
+  for (const WorkerSpec& spec : due) {
+    const absl::Status status = launch(spec);
+    if (status.ok() || absl::IsCancelled(status)) continue;
+    WorkerExit exit{.rank = spec.rank, .detail = std::string(status.message())};
+    {
+      const std::lock_guard lock(mutex_);
+      Worker& worker = workers_.at(spec.rank);
+      decideRestartLocked(worker);
+      exit.incarnation = worker.serial;
+      exit.restarts = worker.restartAt.has_value();
+    }
+    spdlog::error("worker {} was not started again: {}", spec.rank, exit.detail);
+    onExit_(exit);
+  }
+}
+
+void Supervisor::Impl::decideRestartLocked(Worker& worker) {
+  if (ending_) return;
+  RestartPolicy& policy = policies_.try_emplace(worker.spec.rank, options_.restart).first->second;
+  const Clock::time_point now = Clock::now();
+  if (const std::optional<milliseconds> delay = policy.lost(now)) {
+    worker.restartAt = now + *delay;
+    return;
+  }
+  worker.state = WorkerState::kFailed;
+  if (options_.restart.limit == 0) return;
+  absl::StrAppend(&worker.detail, "; given up after ", policy.recent(), " restarts within ",
+                  millisecondsOf(options_.restart.window) / 1000, " s");
 }
 
 void Supervisor::Impl::onOutput(std::uint64_t serial) {
@@ -251,24 +356,27 @@ void Supervisor::Impl::onExited(std::uint64_t serial) {
   if (handle->outputFd() >= 0) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, handle->outputFd(), nullptr);
   lock.unlock();
 
-  const std::string detail = absl::StrCat("pid ", handle->pid(), ": ", handle->takeExit());
+  std::string detail = absl::StrCat("pid ", handle->pid(), ": ", handle->takeExit());
   const std::vector<std::string> lines = handle->lastLines();
   handle.reset();  // its descriptors are free before anybody is told
 
   lock.lock();
-  // Still the same worker: launch() replaces dead ones only.
+  // Still the same worker: launch() replaces ended ones only.
+  if (!worker->killedFor.empty()) absl::StrAppend(&detail, ": ", worker->killedFor);
   worker->state = WorkerState::kDead;
   worker->detail = detail;
   worker->lastLines = lines;
   const bool expected = ending_;
+  decideRestartLocked(*worker);
+  const WorkerExit exit{rank, serial, worker->detail, worker->restartAt.has_value()};
   died_.notify_all();
   lock.unlock();
   if (expected) {
     spdlog::info("worker {} ended, {}", rank, detail);
     return;
   }
-  spdlog::error("worker {} is lost, {}; its last lines:\n  {}", rank, detail, absl::StrJoin(lines, "\n  "));
-  onExit_(rank, detail);
+  spdlog::error("worker {} is lost, {}; its last lines:\n  {}", rank, exit.detail, absl::StrJoin(lines, "\n  "));
+  onExit_(exit);
 }
 
 bool Supervisor::Impl::onBeat(const v1::Heartbeat& beat) {
@@ -276,12 +384,18 @@ bool Supervisor::Impl::onBeat(const v1::Heartbeat& beat) {
   const auto it = workers_.find(beat.rank());
   if (it == workers_.end()) return false;
   Worker& worker = it->second;
-  if (worker.state == WorkerState::kDead || (worker.pid != 0 && worker.pid != beat.pid())) return false;
+  if (worker.ended() || (worker.pid != 0 && worker.pid != beat.pid())) return false;
   worker.heartbeat = beat;
   worker.lastBeat = Clock::now();
-  if (worker.state == WorkerState::kSilent) {
-    worker.state = WorkerState::kReady;
-    spdlog::info("worker {} (pid {}) is heard again", beat.rank(), worker.pid);
+  if (worker.state == WorkerState::kStarting) return true;
+  const bool stuck = beat.current() != 0 && beat.current_ms() > options_.stuckAfter.count();
+  const WorkerState before = std::exchange(worker.state, stuck ? WorkerState::kStuck : WorkerState::kReady);
+  worker.detail = stuck ? describeRunning(beat) : "";
+  if (before == WorkerState::kSilent) spdlog::info("worker {} (pid {}) is heard again", beat.rank(), worker.pid);
+  if (stuck && before != WorkerState::kStuck) {
+    spdlog::warn("worker {} (pid {}) is stuck: {}", beat.rank(), worker.pid, worker.detail);
+  } else if (!stuck && before == WorkerState::kStuck) {
+    spdlog::info("worker {} (pid {}) goes on", beat.rank(), worker.pid);
   }
   return true;
 }
@@ -307,13 +421,29 @@ absl::Status Supervisor::Impl::watchLocked(const Worker& worker) {
 void Supervisor::Impl::noteSilenceLocked(Clock::time_point now) {
   if (ending_) return;
   for (auto& [rank, worker] : workers_) {
-    if (worker.state != WorkerState::kReady) continue;
-    const Clock::time_point heard = std::max(worker.readyAt, worker.lastBeat.value_or(worker.readyAt));
-    if (now - heard <= silentAfter_) continue;
-    worker.state = WorkerState::kSilent;
-    spdlog::warn("worker {} (pid {}) has sent no heartbeat for {} ms: it is waited for", rank, worker.pid,
-                 std::chrono::duration_cast<milliseconds>(now - heard).count());
+    // Who waits for all workers at the daemon's start tells of those that are late.
+    if (worker.state == WorkerState::kStarting && restarts_.contains(rank) && worker.handle != nullptr &&
+        now - worker.launchedAt > options_.startTimeout) {
+      killLocked(worker, absl::StrCat("it did not come up within ", millisecondsOf(options_.startTimeout), " ms"));
+    }
+    if (worker.state == WorkerState::kStarting || worker.ended()) continue;
+    const auto silence = now - std::max(worker.hearableSince, worker.lastBeat.value_or(worker.hearableSince));
+    if (worker.state != WorkerState::kSilent && silence > options_.silentAfter) {
+      worker.state = WorkerState::kSilent;
+      spdlog::warn("worker {} (pid {}) has sent no heartbeat for {} ms: it is waited for", rank, worker.pid,
+                   millisecondsOf(silence));
+    }
+    if (worker.state == WorkerState::kSilent && silence > options_.silentKill && worker.handle != nullptr) {
+      killLocked(worker, absl::StrCat("it had sent no heartbeat for ", millisecondsOf(silence), " ms"));
+    }
   }
+}
+
+void Supervisor::Impl::killLocked(Worker& worker, std::string why) {
+  if (!worker.killedFor.empty()) return;
+  spdlog::error("worker {} (pid {}) is killed: {}", worker.spec.rank, worker.pid, why);
+  worker.killedFor = std::move(why);
+  worker.handle->terminate(true);
 }
 
 void Supervisor::Impl::terminateLocked(bool force) {
@@ -326,8 +456,7 @@ void Supervisor::Impl::terminateLocked(bool force) {
 
 bool Supervisor::Impl::waitUntilAllDead(std::unique_lock<std::mutex>& lock, milliseconds limit) {
   return died_.wait_for(lock, limit, [this] {
-    return std::all_of(workers_.begin(), workers_.end(),
-                       [](const auto& entry) { return entry.second.state == WorkerState::kDead; });
+    return std::all_of(workers_.begin(), workers_.end(), [](const auto& entry) { return entry.second.ended(); });
   });
 }
 
@@ -336,9 +465,9 @@ Supervisor::~Supervisor() = default;
 
 absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::start(const SupervisorOptions& options,
                                                               std::unique_ptr<WorkerLauncher> launcher,
-                                                              std::function<void(Rank, std::string)> onExit) {
-  auto impl = std::make_unique<Impl>(options.silentAfter, std::move(launcher), std::move(onExit));
-  if (absl::Status status = impl->start(options.socketPath); !status.ok()) return status;
+                                                              std::function<void(const WorkerExit&)> onExit) {
+  auto impl = std::make_unique<Impl>(options, std::move(launcher), std::move(onExit));
+  if (absl::Status status = impl->start(); !status.ok()) return status;
   return std::unique_ptr<Supervisor>(new Supervisor(std::move(impl)));
 }
 

@@ -10,13 +10,16 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "core/ids.h"
+#include "daemon/supervisor/restart_policy.h"
 #include "daemon/supervisor/worker_launcher.h"
 #include "dtorch/v1/worker.pb.h"
 
 namespace dtorch {
 
 /// kSilent: ready, but without a heartbeat for longer than it should; one makes it ready again, nothing is lost.
-enum class WorkerState : std::uint8_t { kStarting, kReady, kSilent, kDead };
+/// kStuck: its heartbeats say that an operator runs for longer than it should. kDead: ended; kFailed: likewise, and
+/// none is started in its place.
+enum class WorkerState : std::uint8_t { kStarting, kReady, kSilent, kStuck, kDead, kFailed };
 absl::string_view name(WorkerState state);
 
 /// A copy of what is known of one worker.
@@ -27,29 +30,47 @@ struct WorkerSnapshot {
   WorkerState state = WorkerState::kStarting;
   std::int64_t heartbeatAgeMs = -1;  // -1: none yet
   v1::Heartbeat lastHeartbeat;
-  std::string detail;  // why it is dead
+  std::string detail;  // why it is stuck or dead, and what comes next
+  std::uint32_t restarts = 0;
+};
+
+/// A worker has ended that should not.
+struct WorkerExit {
+  Rank rank = 0;
+  std::uint64_t incarnation = 0;
+  std::string detail;     // its pid, and code or signal
+  bool restarts = false;  // another one is started in its place
 };
 
 struct SupervisorOptions {
   /// Path of the Unix socket on which the Supervisor service (heartbeats) listens, mode 0600.
   std::string socketPath;
   std::chrono::milliseconds silentAfter{4000};
+  /// A worker whose operator runs for longer is reported as stuck.
+  std::chrono::milliseconds stuckAfter{120'000};
+  /// A silent worker is killed after so long without a heartbeat, and is lost then.
+  std::chrono::milliseconds silentKill{60'000};
+  /// So is one that was started again and does not come up in this time.
+  std::chrono::milliseconds startTimeout{60'000};
+  RestartOptions restart;
 };
 
-/// Starts the workers, takes their heartbeats, sees them end.
+/// Starts the workers, takes their heartbeats, sees them end, and starts others in their place.
 ///
 /// Thread: safe; callbacks come from the supervisor's own thread.
 class Supervisor {
  public:
-  /// `onExit(rank, detail)` is told once of every worker that ends without terminateAll(); detail has pid, code or
-  /// signal; the last log lines are in the log. It must not wait for the supervisor: no exit is seen until it returns.
+  /// `onExit` is told once of every worker that ends without terminateAll(), and again of one that could not be started
+  /// in its place; the last log lines are in the log. It must not wait for the supervisor: no exit is seen, and nothing
+  /// started, until it returns.
   static absl::StatusOr<std::unique_ptr<Supervisor>> start(const SupervisorOptions& options,
                                                            std::unique_ptr<WorkerLauncher> launcher,
-                                                           std::function<void(Rank, std::string)> onExit);
+                                                           std::function<void(const WorkerExit&)> onExit);
   /// Ends the workers, without grace.
   ~Supervisor();
-  /// Starts the worker of a rank that has none, or whose last one is dead. ALREADY_EXISTS: it has one. CANCELLED: after
-  /// expectExits(). Else the launcher's error, which is the worker's detail from then on; onExit is not told.
+  /// Starts the worker of a rank that has none, or whose last one has ended; spec.incarnation is set here.
+  /// ALREADY_EXISTS: it has one. CANCELLED: after expectExits(). Else the launcher's error, which is the worker's
+  /// detail from then on; onExit is not told.
   absl::Status launch(const WorkerSpec& spec);
   /// The daemon has received this worker's hello and seen its subscription.
   void markReady(Rank rank);

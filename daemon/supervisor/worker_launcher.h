@@ -13,6 +13,7 @@ namespace dtorch {
 /// How a worker was asked to run; the launcher turns it into a process or threads.
 struct WorkerSpec {
   Rank rank = 0;
+  std::uint64_t incarnation = 0;  // of the rank's workers, ever larger; the supervisor's to set
   int worldSize = 1;
   std::string device = "cpu";
   std::string frameEndpoint;

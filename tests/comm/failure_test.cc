@@ -197,6 +197,8 @@ TEST_CASE("10,000 calls leave nothing behind") {
   for (const char* memory : {"", "shared"}) expectRanks(Mode::kProcesses, 2, "many calls", memory);
 }
 
+const std::vector<std::vector<Rank>> kWorld = {{0, 1}};
+
 TEST_CASE("1,000 groups, one after the other, leave nothing behind") {
   std::vector<std::unique_ptr<ThreadGroupManager>> managers;
   std::vector<PeerRef> peers;
@@ -207,12 +209,58 @@ TEST_CASE("1,000 groups, one after the other, leave nothing behind") {
   Footprint before;
   for (std::uint64_t epoch = 1; epoch <= 1000; ++epoch) {
     if (epoch == 100) before = Footprint::now();
-    for (auto& manager : managers) manager->setPeers(peers, epoch);
+    for (auto& manager : managers) manager->setPeers(peers, epoch, kWorld);
     std::thread other([&] { CHECK(managers[1]->group({0, 1}).ok()); });
     CHECK(managers[0]->group({0, 1}).ok());
     other.join();
   }
   CHECK(Footprint::now().growthSince(before) == "");
+}
+
+TEST_CASE("a group that is renewed is a new one, others stay, and so does what they do meanwhile") {
+  std::vector<std::unique_ptr<ThreadGroupManager>> managers;
+  std::vector<PeerRef> peers;
+  for (Rank rank = 0; rank < 3; ++rank) {
+    managers.push_back(*ThreadGroupManager::create(rank, std::chrono::seconds(20)));
+    peers.push_back(managers.back()->self());
+  }
+  const std::vector<Rank> kept = {0, 1};
+  const std::vector<Rank> other = {0, 2};
+  for (auto& manager : managers) manager->setPeers(peers, 1);
+  const auto both = [](auto first, auto second) {
+    std::thread thread(second);
+    first();
+    thread.join();
+  };
+  const auto make = [&](std::size_t rank, const std::vector<Rank>& ranks) {
+    return [&, rank] { CHECK(managers[rank]->group(ranks).ok()); };
+  };
+  both(make(0, kept), make(1, kept));
+  both(make(0, other), make(2, other));
+  ThreadGroup* const before = *managers[0]->group(kept);
+  std::array<absl::Status, 2> statuses;
+  const auto reduce = [&](std::size_t rank, bool renews) {
+    return [&, rank, renews] {
+      for (std::uint64_t i = 0; statuses[rank].ok() && i < 2000; ++i) {
+        if (renews && i % 100 == 0) managers[rank]->setPeers(peers, 2 + i, {&other, 1});
+        absl::StatusOr<ThreadGroup*> group = managers[rank]->group(kept);
+        statuses[rank] = group.status();
+        if (group.ok()) statuses[rank] = (*group)->allReduce(at::ones({5}), ReduceOp::kSum, {i, "kept"}).status();
+      }
+    };
+  };
+  both(reduce(0, true), reduce(1, false));
+  CHECK(statuses[0].ToString() == "OK");
+  CHECK(statuses[1].ToString() == "OK");
+  CHECK(*managers[0]->group(kept) == before);
+  for (auto& manager : managers) manager->setPeers(peers, 5000, {&other, 1});
+  both(make(0, other), make(2, other));
+  // Rank 2 is another process now.
+  managers[2] = *ThreadGroupManager::create(2, std::chrono::seconds(20));
+  peers[2] = managers[2]->self();
+  for (auto& manager : managers) manager->setPeers(peers, 5001);
+  both(make(0, other), make(2, other));
+  CHECK(*managers[0]->group(kept) == before);
 }
 
 TEST_CASE("groups are rebuilt with a new epoch") {
@@ -223,7 +271,7 @@ TEST_CASE("groups are rebuilt with a new epoch") {
     peers.push_back(managers.back()->self());
   }
   for (std::uint64_t epoch = 1; epoch < 5; ++epoch) {
-    for (auto& manager : managers) manager->setPeers(peers, epoch);
+    for (auto& manager : managers) manager->setPeers(peers, epoch, kWorld);
     std::vector<std::thread> threads;
     std::vector<absl::Status> statuses(2);
     for (std::size_t r = 0; r < 2; ++r) {
@@ -249,7 +297,7 @@ TEST_CASE("a group whose calls differed is as good as new after it is rebuilt") 
     peers.push_back(managers.back()->self());
   }
   for (std::uint64_t epoch = 1; epoch < 4; ++epoch) {
-    for (auto& manager : managers) manager->setPeers(peers, epoch);
+    for (auto& manager : managers) manager->setPeers(peers, epoch, kWorld);
     std::array<absl::StatusOr<at::Tensor>, 2> right;
     std::array<absl::Status, 2> wrong;
     const auto rank = [&](std::size_t r) {
@@ -264,7 +312,10 @@ TEST_CASE("a group whose calls differed is as good as new after it is rebuilt") 
       REQUIRE(right[r].ok());
       CHECK(at::equal(*right[r], at::full({5}, 3.0)));
       CHECK(absl::IsFailedPrecondition(wrong[r]));
-      CHECK(managers[r]->brokenEpoch() == epoch);
+      const std::vector<BrokenGroup> broken = managers[r]->broken();
+      REQUIRE(broken.size() == 1);
+      CHECK(broken[0].ranks == kWorld[0]);
+      CHECK(broken[0].epoch == epoch);
     }
   }
 }

@@ -18,11 +18,11 @@ TEST_CASE("a worker is connected once its hello and its subscription have both a
   v1::ReportItem hello;
   hello.mutable_hello()->set_protocol(kProtocolVersion);
   workers.report(0, hello);
-  workers.subscribe(1, workerTopic(1));
+  workers.subscribe(1, workerTopic(1, 0));
   workers.report(1, hello);
   workers.untilEvent("connected 1");
   CHECK(workers.listener.events == Events{"connected 1"});
-  workers.subscribe(0, workerTopic(0));
+  workers.subscribe(0, workerTopic(0, 0));
   workers.untilEvent("connected 0");
 }
 
@@ -30,7 +30,7 @@ TEST_CASE("a worker of another protocol is a fault, not connected") {
   FakeWorkers workers(1);
   v1::ReportItem hello;
   hello.mutable_hello()->set_protocol(kProtocolVersion + 1);
-  workers.subscribe(0, workerTopic(0));
+  workers.subscribe(0, workerTopic(0, 0));
   workers.report(0, std::move(hello));
   workers.untilEvent("fault FAILED_PRECONDITION 0");
   CHECK(workers.listener.events.size() == 1);
@@ -42,8 +42,8 @@ TEST_CASE("a group can be used once every rank hears it") {
   workers.untilEvent("connected 2");
   const GroupId group = *workers.executor->groupOf({0, 2});
   CHECK(*workers.executor->groupOf({0, 2}) == group);
-  CHECK(workers.nextOn(0, workerTopic(0)).join_group().group() == group);
-  CHECK(workers.nextOn(2, workerTopic(2)).join_group().group() == group);
+  CHECK(workers.nextOn(0, workerTopic(0, 0)).join_group().group() == group);
+  CHECK(workers.nextOn(2, workerTopic(2, 0)).join_group().group() == group);
   CHECK(workers.next(1).first.empty());
   workers.join(0, group);
   // Hearing the group's topic is not enough: equal subscriptions are reported once.
@@ -197,10 +197,76 @@ TEST_CASE("a lost rank fails its groups, with the reason, and no others") {
   CHECK(heard.second.sequence() == 2);
   CHECK(heard.second.first_operator() == number);
   // Those that are left drop their parts.
-  workers.subscribe(0, workerTopic(0));
+  workers.subscribe(0, workerTopic(0, 0));
   workers.executor->handleSubscriptions();
   workers.executor->discard(lost, {31});
-  CHECK(workers.nextOn(0, workerTopic(0)).discard().operands(0) == 31);
+  CHECK(workers.nextOn(0, workerTopic(0, 0)).discard().operands(0) == 31);
+}
+
+TEST_CASE("what is postponed, and all behind it, comes later and once") {
+  FakeWorkers workers(2);
+  const auto failed = [](OperatorNumber number) {
+    v1::ReportItem item;
+    item.mutable_failed()->set_operator_number(number);
+    return item;
+  };
+  v1::Report report;
+  report.set_rank(1);
+  report.add_items()->mutable_outputs();
+  *report.add_items() = failed(1);
+  *report.add_items() = failed(2);
+  workers.listener.postponesAll = true;
+  workers.send(1, report.SerializeAsString());
+  workers.until([&] { return workers.executor->postponed(); });
+  workers.report(0, failed(3));
+  workers.executor->handleReports();
+  CHECK(workers.listener.events.empty());
+  workers.listener.postponesAll = false;
+  workers.untilEvent("failed 0");
+  CHECK(workers.listener.events == Events{"failed 1", "failed 1", "failed 0"});
+  CHECK_FALSE(workers.executor->postponed());
+}
+
+TEST_CASE("a worker in another one's place has a topic of its own, and the old one's reports count no more") {
+  FakeWorkers workers(2);
+  for (const Rank rank : {0, 1}) workers.greet(rank);
+  workers.untilEvent("connected 1");
+  const GroupId both = workers.group({0, 1});
+  const GroupId one = workers.group({0});
+  workers.executor->failRank(1, absl::AbortedError("lost"));
+  CHECK_FALSE(workers.executor->error(both).ok());
+  CHECK(workers.executor->error(one).ok());
+  CHECK(workers.executor->reform(both) == both);  // not yet
+  v1::Report hello;
+  hello.set_rank(1);
+  hello.set_incarnation(7);
+  hello.add_items()->mutable_hello()->set_protocol(kProtocolVersion);
+  workers.listener.events.clear();
+  workers.send(1, hello.SerializeAsString());
+  workers.subscribe(1, workerTopic(1, 7));
+  workers.untilEvent("connected 1");
+  CHECK(workers.executor->isReplaced(1, 0));
+  CHECK_FALSE(workers.executor->isReplaced(1, 7));
+  workers.executor->restoreRank(1);
+  const GroupId again = workers.executor->reform(both);
+  CHECK(again != both);
+  CHECK(workers.executor->reform(both) == again);
+  CHECK(workers.executor->reform(one) == one);
+  CHECK(*workers.executor->groupOf({0, 1}) == again);
+  const v1::WorkerCommand join = workers.nextOn(1, workerTopic(1, 7));
+  CHECK(join.join_group().group() == again);
+  CHECK(join.join_group().instead_of() == both);
+  CHECK_FALSE(workers.executor->joined(again));
+  for (const Rank rank : {0, 1}) workers.join(rank, again);
+  workers.until([&] { return workers.executor->usable(again); });
+  // A late word of the worker before.
+  workers.listener.events.clear();
+  v1::ReportItem fault;
+  fault.mutable_fault();
+  workers.report(1, std::move(fault));
+  workers.frameDone(0, again, 99);
+  workers.untilEvent("fault DATA_LOSS 0");
+  CHECK(workers.listener.events.size() == 1);
 }
 
 }  // namespace

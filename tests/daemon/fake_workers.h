@@ -22,8 +22,10 @@ class RecordingListener : public ExecutorListener {
  public:
   std::vector<std::string> events;
   std::uint64_t operatorsDone = 0;
+  bool postponesAll = false;
 
   void onWorkerConnected(Rank rank, const v1::WorkerHello&) override { add("connected", rank); }
+  bool postpones(const v1::Status&) override { return postponesAll; }
   void onWorkerDisconnected(Rank rank) override { add("disconnected", rank); }
   void onGroupUsable(GroupId group) override { add("usable", group); }
   void onOperatorFailed(Rank rank, const v1::OperatorFailed&) override { add("failed", rank); }
@@ -68,7 +70,7 @@ class FakeWorkers {
   void subscribe(Rank rank, const std::string& topic) { at(rank).frames.set(zmq::sockopt::subscribe, topic); }
   /// Says hello and hears its own topic.
   void greet(Rank rank) {
-    subscribe(rank, workerTopic(rank));
+    subscribe(rank, workerTopic(rank, 0));
     v1::ReportItem item;
     item.mutable_hello()->set_protocol(kProtocolVersion);
     report(rank, std::move(item));

@@ -43,26 +43,30 @@ std::int64_t since(Clock::time_point start) {
 /// What onExit was told. Thread: safe.
 class Exits {
  public:
-  void add(Rank rank, std::string detail) {
+  void add(const WorkerExit& exit) {
     const std::lock_guard lock(mutex_);
-    all_.emplace_back(rank, std::move(detail));
+    all_.push_back(exit);
     changed_.notify_all();
   }
   /// The detail of the `count`th exit; empty: it did not come within 20 s.
   std::string wait(std::size_t count = 1) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, seconds(20), [&] { return all_.size() >= count; });
-    return all_.size() >= count ? all_[count - 1].second : "";
+    return all_.size() >= count ? all_[count - 1].detail : "";
   }
   std::size_t count() {
     const std::lock_guard lock(mutex_);
     return all_.size();
   }
+  std::vector<WorkerExit> all() {
+    const std::lock_guard lock(mutex_);
+    return all_;
+  }
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::pair<Rank, std::string>> all_;
+  std::vector<WorkerExit> all_;
 };
 
 /// A script for /bin/sh, as an executable.
@@ -81,18 +85,22 @@ WorkerSpec specOf(Rank rank) {
 }
 
 struct Fixture {
-  explicit Fixture(std::unique_ptr<WorkerLauncher> launcher, milliseconds silentAfter = seconds(4)) {
-    start(std::move(launcher), silentAfter);
+  explicit Fixture(std::unique_ptr<WorkerLauncher> launcher, const SupervisorOptions& options = noRestarts()) {
+    start(std::move(launcher), options);
   }
   /// Its workers run this script.
-  explicit Fixture(const std::string& script) { start(makeProcessLauncher(makeScript(scripts, script)), seconds(4)); }
-
-  void start(std::unique_ptr<WorkerLauncher> launcher, milliseconds silentAfter) {
+  explicit Fixture(const std::string& script, const SupervisorOptions& options = noRestarts()) {
+    start(makeProcessLauncher(makeScript(scripts, script)), options);
+  }
+  static SupervisorOptions noRestarts() {
     SupervisorOptions options;
+    options.restart.limit = 0;
+    return options;
+  }
+
+  void start(std::unique_ptr<WorkerLauncher> launcher, SupervisorOptions options) {
     options.socketPath = dir.file("workers.sock");
-    options.silentAfter = silentAfter;
-    auto started = Supervisor::start(options, std::move(launcher),
-                                     [this](Rank rank, std::string detail) { exits.add(rank, std::move(detail)); });
+    auto started = Supervisor::start(options, std::move(launcher), [this](const WorkerExit& exit) { exits.add(exit); });
     REQUIRE(started.ok());
     supervisor = *std::move(started);
   }
@@ -133,7 +141,7 @@ TEST_CASE("an exit is told once, with pid and code, and its last lines are kept"
   const std::string detail = f.exits.wait();
   CAPTURE(detail);
   const WorkerSnapshot snapshot = f.of(2);
-  CHECK(snapshot.state == WorkerState::kDead);
+  CHECK(snapshot.state == WorkerState::kFailed);
   CHECK(snapshot.detail == absl::StrCat("pid ", snapshot.pid, ": exit code 3"));
   CHECK(detail == snapshot.detail);
   const std::vector<std::string> lines = f.supervisor->lastLines(2);
@@ -200,7 +208,7 @@ TEST_CASE("a worker gets its command line, four descriptors, a group of its own 
   CAPTURE(output);
   CHECK(absl::StrContains(
       output,
-      "args: --rank 1 --world-size 4 --device cpu --frames ipc:///f --reports ipc:///r "
+      "args: --rank 1 --incarnation 1 --world-size 4 --device cpu --frames ipc:///f --reports ipc:///r "
       "--supervisor unix:/s --values /v --threads 1 --heartbeat-interval-ms 1000 --comm-timeout-ms 600000 "
       "--memory-limit 0 --log-level info --lifetime-fd 3\n"));
   CHECK(absl::StrContains(output, "fds: 0 1 2 3 4\n"));  // 4 is ls's own: the folder
@@ -400,7 +408,9 @@ class Beater {
 
 TEST_CASE("starting, ready, silent, ready again, dead") {
   std::atomic<int> terminated = 0;
-  Fixture f(std::make_unique<FakeLauncher>(&terminated), milliseconds(200));
+  SupervisorOptions options = Fixture::noRestarts();
+  options.silentAfter = milliseconds(200);
+  Fixture f(std::make_unique<FakeLauncher>(&terminated), options);
   Beater worker(f.dir.file("workers.sock"));
   REQUIRE(f.supervisor->launch(specOf(0)).ok());
   CHECK(f.of(0).state == WorkerState::kStarting);
@@ -425,6 +435,110 @@ TEST_CASE("starting, ready, silent, ready again, dead") {
   CHECK(f.of(0).state == WorkerState::kDead);
   CHECK(f.of(0).detail == "pid 1000: returned");
   CHECK_FALSE(worker.accepted(0, 1000));
+}
+
+TEST_CASE("a silent worker is killed in the end, and it is said why") {
+  std::atomic<int> terminated = 0;
+  SupervisorOptions options = Fixture::noRestarts();
+  options.silentAfter = milliseconds(100);
+  options.silentKill = milliseconds(400);
+  Fixture f(std::make_unique<FakeLauncher>(&terminated), options);
+  REQUIRE(f.supervisor->launch(specOf(0)).ok());
+  const auto start = Clock::now();
+  f.supervisor->markReady(0);
+  CHECK(f.eventually([&] { return f.of(0).state == WorkerState::kSilent; }));
+  CHECK(since(start) < 400);
+  const std::string detail = f.exits.wait();
+  CHECK(since(start) >= 400);
+  CHECK(since(start) < 2000);
+  CHECK(absl::StrContains(detail, "pid 1000: returned: it had sent no heartbeat for "));
+  CHECK(terminated == 100);
+  CHECK(f.exits.count() == 1);
+}
+
+TEST_CASE("a lost worker is replaced after a delay, and told apart from the one before") {
+  SupervisorOptions options;
+  options.restart.delay = milliseconds(200);
+  Fixture f("exec sleep 1000", options);
+  REQUIRE(f.supervisor->launch(specOf(3)).ok());
+  const std::int64_t first = f.of(3).pid;
+  const auto start = Clock::now();
+  ::kill(static_cast<pid_t>(first), SIGKILL);
+  f.exits.wait();
+  CHECK(f.of(3).state == WorkerState::kDead);
+  CHECK(absl::StrContains(f.of(3).detail, "SIGKILL"));
+  CHECK(absl::StrContains(f.of(3).detail, "another one is started in "));
+  REQUIRE(f.eventually([&] { return f.of(3).state == WorkerState::kStarting; }));
+  CHECK(since(start) >= 200);
+  CHECK(f.of(3).pid != first);
+  CHECK(f.of(3).restarts == 1);
+  CHECK(f.of(3).detail.empty());
+  REQUIRE(f.exits.all().size() == 1);
+  CHECK(f.exits.all()[0].restarts);
+  CHECK(f.exits.all()[0].incarnation == 1);
+  ::kill(static_cast<pid_t>(f.of(3).pid), SIGKILL);
+  f.exits.wait(2);
+  CHECK(f.exits.all()[1].incarnation == 2);
+}
+
+TEST_CASE("a worker that is lost again and again is given up") {
+  SupervisorOptions options;
+  options.restart = {.delay = milliseconds(1), .longestDelay = milliseconds(2), .limit = 3};
+  Fixture f("exit 7", options);
+  REQUIRE(f.supervisor->launch(specOf(0)).ok());
+  f.exits.wait(4);
+  REQUIRE(f.eventually([&] { return f.of(0).state == WorkerState::kFailed; }));
+  const std::vector<WorkerExit> exits = f.exits.all();
+  REQUIRE(exits.size() == 4);
+  for (std::size_t i = 0; i < 4; ++i) CHECK(exits[i].restarts == (i < 3));
+  CHECK(absl::StrContains(f.of(0).detail, "exit code 7; given up after 3 restarts within 600 s"));
+  CHECK(f.of(0).restarts == 3);
+  std::this_thread::sleep_for(milliseconds(50));
+  CHECK(f.exits.count() == 4);
+}
+
+TEST_CASE("a replacement that cannot be started, or does not come up, is tried again") {
+  class Launcher final : public WorkerLauncher {
+   public:
+    explicit Launcher(std::atomic<int>* terminated) : terminated_(terminated) {}
+    absl::StatusOr<std::unique_ptr<WorkerHandle>> launch(const WorkerSpec& spec) override {
+      if (spec.incarnation == 2) return absl::ResourceExhaustedError("no process to be had");
+      return std::make_unique<FakeHandle>(1000 + static_cast<std::int64_t>(spec.incarnation), ::eventfd(0, EFD_CLOEXEC),
+                                          terminated_);
+    }
+
+   private:
+    std::atomic<int>* const terminated_;
+  };
+  std::atomic<int> terminated = 0;
+  SupervisorOptions options;
+  options.silentAfter = milliseconds(40);
+  options.startTimeout = milliseconds(100);
+  options.restart = {.delay = milliseconds(1), .longestDelay = milliseconds(2), .limit = 3};
+  Fixture f(std::make_unique<Launcher>(&terminated), options);
+  REQUIRE(f.supervisor->launch(specOf(0)).ok());
+  f.supervisor->end(0);
+  f.exits.wait(4);
+  const std::vector<WorkerExit> exits = f.exits.all();
+  REQUIRE(exits.size() == 4);
+  CHECK(exits[1].detail == "no process to be had");
+  CHECK(exits[1].restarts);
+  CHECK(exits[2].detail == "pid 1003: returned: it did not come up within 100 ms");
+  CHECK_FALSE(exits[3].restarts);
+  CHECK(f.of(0).state == WorkerState::kFailed);
+}
+
+TEST_CASE("no worker is started while all are to end") {
+  SupervisorOptions options;
+  options.restart.delay = milliseconds(100);
+  Fixture f("exec sleep 1000", options);
+  REQUIRE(f.supervisor->launch(specOf(0)).ok());
+  ::kill(static_cast<pid_t>(f.of(0).pid), SIGKILL);
+  f.exits.wait();
+  f.supervisor->expectExits();
+  std::this_thread::sleep_for(milliseconds(200));
+  CHECK(f.of(0).state == WorkerState::kDead);
+  CHECK(f.of(0).restarts == 0);
 }
 
 TEST_CASE("a heartbeat of an unknown rank or another process is told to stop, another protocol is refused") {

@@ -17,6 +17,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/cpp/operators.h"
 #include "client/ctl/daemon_client.h"
 #include "tests/catch.h"
 
@@ -91,6 +92,23 @@ std::optional<int> waitForChild(pid_t pid, std::chrono::milliseconds timeout) {
 }
 
 }  // namespace
+
+absl::StatusOr<double> sumOfOnes(Session& session) {
+  const Tensor ones =
+      session.call("aten::ones", {Sizes{8}}, {.mesh = session.mesh(), .placements = {Placement::shard(0)}});
+  const absl::StatusOr<HostTensor> sum = session.call("aten::sum", {ones}).get().wait(std::chrono::seconds(20));
+  if (!sum.ok()) return sum.status();
+  return sum->item();
+}
+
+bool eventually(const std::function<bool()>& condition, std::chrono::milliseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return true;
+}
 
 std::string binFolder() { return DTORCH_BIN_DIR; }
 

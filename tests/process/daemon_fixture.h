@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,6 +58,10 @@ class DaemonFixture {
   std::optional<int> ended_;
 };
 
+/// Of 8 ones, Shard(0) over all workers.
+absl::StatusOr<double> sumOfOnes(Session& session);
+/// Polls, for what has no event of its own.
+bool eventually(const std::function<bool()>& condition, std::chrono::milliseconds limit);
 /// The folder of dtorchd, dtorch-worker, dtorchctl and the examples.
 std::string binFolder();
 /// Runs a program with its outputs joined; what it printed, and its exit code.

@@ -158,7 +158,7 @@ class Prover:
     def note(self, case, fault):
         if self.is_broken:
             return
-        self.is_broken = bool(fault and " is gone until " in fault.text)
+        self.is_broken = bool(fault and " was lost, pid " in fault.text)
         if fault and is_indivisible(fault):
             self.indivisible += 1
         elif fault:

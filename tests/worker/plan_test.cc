@@ -95,7 +95,7 @@ TEST_CASE("brief is what is bounded by small inputs and outputs") {
   CHECK(briefly(addPlan(cpuMesh({2}))));
   CHECK(briefly(call("aten::relu", {TensorArg{0}}, {64, 64})));
   CHECK_FALSE(briefly(call("aten::relu", {TensorArg{0}}, {64, 65})));
-  CHECK_FALSE(briefly(call("aten::relu", {TensorArg{0}}, {1LL << 40, 1LL << 40})));
+  CHECK_FALSE(briefly(call("aten::relu", {TensorArg{0}}, {1LL << 20, 1LL << 20})));
   CHECK_FALSE(briefly(
       call("aten::special_hermite_polynomial_h.n_scalar", {TensorArg{0}, 1000000}, {1})));  // a loop of n rounds
   CHECK_FALSE(briefly(call("aten::bernoulli", {TensorArg{0}, Value()}, {1})));              // takes turns

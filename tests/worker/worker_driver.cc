@@ -46,7 +46,7 @@ WorkerDriver::~WorkerDriver() {
 void WorkerDriver::awaitWorkers(const std::vector<Rank>& ranks) {
   for (const Rank rank : ranks) {
     hellos_[rank] = await(rank, "its hello", [](const v1::ReportItem& item) { return item.has_hello(); }).hello();
-    awaitSubscription(workerTopic(rank));
+    awaitSubscription(workerTopic(rank, 0));
     ownSequences_[rank] = 0;
   }
 }
@@ -86,7 +86,7 @@ void WorkerDriver::sendTo(Rank rank, const v1::WorkerCommand& command) {
   v1::Frame frame;
   frame.set_sequence(++ownSequences_[rank]);
   *frame.add_commands() = command;
-  sendRaw(workerTopic(rank), frame.SerializeAsString());
+  sendRaw(workerTopic(rank, 0), frame.SerializeAsString());
 }
 
 void WorkerDriver::sendRaw(const std::string& topic, const std::string& payload) {

@@ -129,7 +129,7 @@ TEST_CASE("SIGTERM ends a worker in order") {
   const int status = worker.wait();
   CHECK(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 0);
-  driver.awaitSubscription(workerTopic(0), false);
+  driver.awaitSubscription(workerTopic(0, 0), false);
 }
 
 TEST_CASE("WIRE-1: a gap in the sequence ends the process with an error that says so") {

@@ -142,7 +142,7 @@ TEST_CASE("WIRE-1: a gap in a topic's sequence is a fault, and the worker ends")
   const v1::WorkerFault fault = workers.driver().awaitFault(0);
   CHECK_THAT(fault.error().message(), Catch::Contains("went from sequence 1 to 3"));
   CHECK(workers.worker(0).wait().code() == absl::StatusCode::kDataLoss);
-  workers.driver().awaitSubscription(workerTopic(0), false);
+  workers.driver().awaitSubscription(workerTopic(0, 0), false);
 }
 
 TEST_CASE("what breaks the protocol is a fault, and the worker ends") {

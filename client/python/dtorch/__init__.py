@@ -22,13 +22,15 @@ from . import _memory, _types
 from ._checker import Comparison, TensorChecker
 from ._explanation import Explanation, Redistribution
 from ._placement import Partial, Replicate, Shard, placement_of
-from ._library import DEADLINE_EXCEEDED, Error, HostTensor, LIBRARY, Object, SessionInfo, Site, check
+from ._library import (Cancelled, DEADLINE_EXCEEDED, DeadlineExceeded, Error, HostTensor, LIBRARY, Object, OperatorFailed,
+                       OverQuota, SessionInfo, Site, TensorLost, Unavailable, WorkerLost, check)
 from ._types import Device, DType
 from ._verification import RowResult, verify_rule
 from ._wire import Encoder
 
-__all__ = ["Comparison", "DType", "Device", "Error", "Explanation", "Future", "Mesh", "Partial", "Redistribution",
-           "Replicate", "RowResult", "Session", "Shard", "Tensor", "TensorChecker", "TensorInfo", "Value", "connect"]
+__all__ = ["Cancelled", "Comparison", "DType", "DeadlineExceeded", "Device", "Error", "Explanation", "Future", "Mesh",
+           "OperatorFailed", "OverQuota", "Partial", "Redistribution", "Replicate", "RowResult", "Session", "Shard",
+           "Tensor", "TensorChecker", "TensorInfo", "TensorLost", "Unavailable", "Value", "WorkerLost", "connect"]
 
 # The columns of dtorch::memory_stats: kMemoryColumns in core/memory_statistics.h.
 _MEMORY_COLUMNS = ("allocated_bytes", "peak_allocated_bytes", "reserved_bytes", "peak_reserved_bytes", "blocks",
@@ -379,6 +381,11 @@ class Session:
     def synchronize(self):
         """A Future that resolves when everything before it has run, with the first error that nobody was told of."""
         return Future(Object.made_by(LIBRARY.dtorch_synchronize, self._object.pointer), _nothing)
+
+    def await_workers(self):
+        """A Future that resolves when all workers are up. After the loss of one, tensors can be put and operators called
+        on its meshes from then on. WorkerLost: one was lost too often, and none is started in its place."""
+        return Future(Object.made_by(LIBRARY.dtorch_await_workers, self._object.pointer), _nothing)
 
     def close(self):
         """Sends what is left and ends the session; its tensors fail from now on."""

@@ -47,6 +47,7 @@ FUNCTIONS = {
     "dtorch_get": [OBJECT, c_int32, OUT],
     "dtorch_describe": [OBJECT, OUT],
     "dtorch_synchronize": [OBJECT, OUT],
+    "dtorch_await_workers": [OBJECT, OUT],
     "dtorch_wait": [OBJECT, c_double],
     "dtorch_poll": [OBJECT],
     "dtorch_result": [OBJECT, POINTER(HostTensor), POINTER(c_char_p)],
@@ -76,7 +77,8 @@ DEADLINE_EXCEEDED = 4
 
 
 class Error(RuntimeError):
-    """What the daemon, a worker or the connection had to say against a call.
+    """What the daemon, a worker or the connection had to say against a call; its class tells what can be done
+    (docs/operations.md).
 
     `code` is gRPC's name of its kind ("INVALID_ARGUMENT"); `operator`, `rank` and `site` tell which operator failed
     first, where, and the line that called it; None where there is none.
@@ -96,11 +98,43 @@ CODES = {1: "CANCELLED", 2: "UNKNOWN", 3: "INVALID_ARGUMENT", 4: "DEADLINE_EXCEE
          16: "UNAUTHENTICATED"}
 
 
+class OperatorFailed(Error):
+    """A call was refused, or its kernel failed: `operator` names it. The program has to change."""
+
+
+class WorkerLost(Error):
+    """A worker ended while the operator was in flight: wait (Session.await_workers), put the tensors anew, go on."""
+
+
+class TensorLost(Error):
+    """The tensor had a part on a worker that was lost since: put it anew."""
+
+
+class DeadlineExceeded(Error):
+    """It took longer than it was given."""
+
+
+class Cancelled(Error):
+    """Somebody did not want it any more."""
+
+
+class OverQuota(Error):
+    """A limit was reached; the message names it, and its configuration key."""
+
+
+class Unavailable(Error):
+    """The daemon is not there, is ending, or has ended the session: connect again."""
+
+
+KINDS = {1: Cancelled, 4: DeadlineExceeded, 8: OverQuota, 10: WorkerLost, 14: Unavailable, 15: TensorLost}
+
+
 def check(code):
     if code:
         info = LIBRARY.dtorch_error()
-        raise Error(code, info.message.decode(errors="replace"), info.operator_name.decode(errors="replace") or None,
-                    None if info.rank < 0 else info.rank, info.site.decode(errors="replace") or None)
+        kind = KINDS.get(code, OperatorFailed if info.operator_name else Error)
+        raise kind(code, info.message.decode(errors="replace"), info.operator_name.decode(errors="replace") or None,
+                   None if info.rank < 0 else info.rank, info.site.decode(errors="replace") or None)
 
 
 class Object:
