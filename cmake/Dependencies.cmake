@@ -30,7 +30,7 @@ function(dtorch_pkg_config name)
 endfunction()
 dtorch_pkg_config(GRPC grpc++ protobuf)
 dtorch_pkg_config(ABSL absl_status absl_statusor absl_strings absl_flat_hash_map absl_str_format absl_span
-  absl_inlined_vector absl_time)
+  absl_inlined_vector absl_random_random absl_time)
 dtorch_pkg_config(ZMQ libzmq)
 dtorch_pkg_config(SPDLOG spdlog)
 dtorch_pkg_config(SYSTEMD libsystemd)

@@ -29,7 +29,8 @@ constexpr std::chrono::milliseconds kPass{20};
 constexpr absl::Duration kPatience = absl::Milliseconds(1);
 // Operators in flight that status() tells of.
 constexpr std::size_t kShownOperators = 32;
-// A worker may see the end of another one before the supervisor does, who knows more of it: its word is waited for so long.
+// A worker may see the end of another one before the supervisor does, who knows more of it: its word is waited for so
+// long.
 constexpr std::chrono::milliseconds kLossWait{200};
 // What workers say of an end so soon after it was told is of that one.
 constexpr std::chrono::seconds kLossEcho{1};
@@ -51,7 +52,7 @@ Overloaded(Handlers...) -> Overloaded<Handlers...>;
 }  // namespace
 
 Controller::Controller(const ControllerOptions& options, Supervisor* supervisor)
-    : worldSize_(options.executor.worldSize), supervisor_(supervisor) {}
+    : worldSize_(options.executor.worldSize), supervisor_(supervisor), maxSessions_(options.maxSessions) {}
 
 absl::StatusOr<std::unique_ptr<Controller>> Controller::start(zmq::context_t* context, const ControllerOptions& options,
                                                               Supervisor* supervisor) {
@@ -111,7 +112,10 @@ void Controller::post(Event event) {
 
 SessionId Controller::onOpen(std::shared_ptr<SessionChannel> channel) {
   const SessionId session = nextSession_++;
-  if (session > kMaxSession) {
+  if (++openStreams_ > maxSessions_) {
+    channel->close(absl::ResourceExhaustedError(
+        absl::StrCat("there are sessions.max_count = ", maxSessions_, " sessions: end one, or connect later")));
+  } else if (session > kMaxSession) {
     channel->close(
         absl::ResourceExhaustedError("this daemon has served as many sessions as it can number: restart it"));
   } else {
@@ -136,7 +140,10 @@ void Controller::onRequest(SessionId session, std::unique_ptr<ClientRequest> req
 
 void Controller::onDrained(SessionId session) { post(Drained{session}); }
 
-void Controller::onClosed(SessionId session) { post(Closed{session}); }
+void Controller::onClosed(SessionId session) {
+  --openStreams_;
+  post(Closed{session});
+}
 
 void Controller::requestStop() {
   if (stopRequested_) stopRequested_();
@@ -254,7 +261,7 @@ void Controller::loop() {
   std::array<pollfd, 3> polled = {
       {{executor_->reportFd(), POLLIN, 0}, {executor_->subscriptionFd(), POLLIN, 0}, {wakeFd_, POLLIN, 0}}};
   while (!stopping_) {
-    poll(polled.data(), polled.size(), static_cast<int>((executor_->postponed() ? kLossWait : kLongestSleep).count()));
+    poll(polled.data(), polled.size(), sleepMs());
     lastTurn_ = nowMs();
     absl::MutexLock lock(&mutex_);
     // The mutex is not fair: who waits for it would not get it between two passes.
@@ -266,6 +273,7 @@ void Controller::loop() {
       eventfd_t count = 0;
       eventfd_read(wakeFd_, &count);
     }
+    expireOnLoop();
     workOnLoop();
   }
   absl::MutexLock lock(&mutex_);
@@ -296,7 +304,8 @@ void Controller::workOnLoop() {
     published_ = executor_->framesPublished();
     executor_->handleSubscriptions();
   }
-  if (turnOver_) eventfd_write(wakeFd_, 1);
+  const bool isDueSooner = !services_.deadlines.empty() && services_.deadlines.begin()->first < sleepsUntil_;
+  if (turnOver_ || isDueSooner) eventfd_write(wakeFd_, 1);
 }
 
 void Controller::handleOnLoop(Event event) {
@@ -327,6 +336,11 @@ void Controller::handleOnLoop(Event event) {
                           session->close();
                           sessions_.erase(closed.session);
                         },
+                        [&](Cancelled& cancelled) {
+                          ClientSession* session = find(cancelled.session);
+                          if (session == nullptr || !session->cancel(cancelled.token, cancelled.serial)) return;
+                          lineUpOnLoop(session->id());
+                        },
                         [&](Answered& answered) {
                           planner_.answered(answered.number, std::move(answered.answer));
                           resume_ = true;  // a session waits for it
@@ -340,6 +354,29 @@ void Controller::handleOnLoop(Event event) {
                           healthChangedOnLoop();
                         }},
              event);
+}
+
+int Controller::sleepMs() {
+  absl::MutexLock lock(&mutex_);
+  std::chrono::milliseconds longest = executor_->postponed() ? kLossWait : kLongestSleep;
+  if (!services_.deadlines.empty()) {
+    const auto left = services_.deadlines.begin()->first - std::chrono::steady_clock::now();
+    longest = std::clamp(std::chrono::ceil<std::chrono::milliseconds>(left), std::chrono::milliseconds(0), longest);
+  }
+  sleepsUntil_ = std::chrono::steady_clock::now() + longest;
+  return static_cast<int>(longest.count());
+}
+
+void Controller::expireOnLoop() {
+  executor_->expireCancels();
+  const auto now = std::chrono::steady_clock::now();
+  while (!services_.deadlines.empty() && services_.deadlines.begin()->first <= now) {
+    const CallDeadline late = services_.deadlines.begin()->second;
+    services_.deadlines.erase(services_.deadlines.begin());
+    if (const auto it = sessions_.find(late.session); it != sessions_.end()) it->second->deadlinePassed(late);
+    resume_ = true;
+  }
+  if (!line_.empty()) resume_ = true;  // a call in line may be late by now
 }
 
 void Controller::lineUpOnLoop(SessionId session) {

@@ -25,6 +25,7 @@ namespace dtorch {
 struct ControllerOptions {
   ExecutorOptions executor;
   SessionLimits limits;
+  std::size_t maxSessions = 0;  // sessions.max_count
   OperatorPolicy policy;
   RuleBook libraryRules;
   std::size_t maxRules = 0;                    // that a session may declare
@@ -62,6 +63,9 @@ class Controller : public SessionListener, private ExecutorListener {
   void onRequest(SessionId session, std::unique_ptr<ClientRequest> request) override;
   void onDrained(SessionId session) override;
   void onClosed(SessionId session) override;
+  void onCancel(SessionId session, std::uint64_t token, std::uint64_t serial) override {
+    post(Cancelled{session, token, serial});
+  }
   v1::StatusReply status() override;
   void requestStop() override;
 
@@ -80,11 +84,16 @@ class Controller : public SessionListener, private ExecutorListener {
   struct Closed {
     SessionId session;
   };
+  struct Cancelled {
+    SessionId session;
+    std::uint64_t token;
+    std::uint64_t serial;
+  };
   struct Answered {
     std::uint64_t number;
     MetadataAnswer answer;
   };
-  using Event = std::variant<Opened, Requested, Drained, Closed, WorkerExit, Answered>;
+  using Event = std::variant<Opened, Requested, Drained, Closed, Cancelled, WorkerExit, Answered>;
 
   Controller(const ControllerOptions& options, Supervisor* supervisor);
   void post(Event event);
@@ -98,6 +107,9 @@ class Controller : public SessionListener, private ExecutorListener {
   void serveLineOnLoop();
   bool passOver() const { return std::chrono::steady_clock::now() > passEnds_; }
   void boundCachesOnLoop();
+  /// Of calls with a time limit, and of cancels that a worker does not answer.
+  void expireOnLoop();
+  int sleepMs();
   void forgetPlansOnLoop();
   void askOnLoop(MetadataQuestion question);
   /// Tells the workers who they are, and begins a new epoch of groups.
@@ -131,6 +143,8 @@ class Controller : public SessionListener, private ExecutorListener {
   std::atomic<bool> stopping_{false};
   std::atomic<int> waitingForStatus_{0};
   std::atomic<SessionId> nextSession_{1};
+  const std::size_t maxSessions_;
+  std::atomic<std::size_t> openStreams_{0};
   int wakeFd_ = -1;
 
   absl::Mutex queueMutex_;
@@ -157,6 +171,7 @@ class Controller : public SessionListener, private ExecutorListener {
   static constexpr std::size_t kMinTemplateBytes = 16u << 20;
   std::size_t templateBytesLimit_ = kMinTemplateBytes;
   static constexpr std::size_t kMinPlanBytes = 64u << 20;
+  std::chrono::steady_clock::time_point sleepsUntil_;  // the loop
   absl::flat_hash_map<Rank, v1::WorkerHello> connected_;
   struct Loss {
     absl::Status why;
@@ -165,7 +180,7 @@ class Controller : public SessionListener, private ExecutorListener {
   absl::flat_hash_map<Rank, Loss> lost_;
   std::chrono::steady_clock::time_point lastLoss_;
   std::optional<std::chrono::steady_clock::time_point> postponedUntil_;  // reports of a loss
-  GroupId world_ = 0;  // of all workers; 0: they have not come up yet
+  GroupId world_ = 0;                                                    // of all workers; 0: they have not come up yet
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status startFailure_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t epoch_ = 0;                                        // of the workers' groups

@@ -42,6 +42,9 @@ struct DaemonConfig {
   std::int64_t sessionMaxTensors = 1 << 20;
   ByteSize sessionMaxBytes{64LL << 30};
   std::int64_t sessionMaxRules = 256;
+  std::int64_t sessionsMaxCount = 1024;
+  std::int64_t sessionsMaxTensors = 1 << 24;
+  ByteSize sessionsMaxBytes{1LL << 50};
   bool sessionValidate = false;
 
   std::vector<std::string> operatorsAllow;

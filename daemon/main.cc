@@ -112,6 +112,9 @@ class Daemon {
     options.operatorLibraries = config_.operatorsLibraries;
     options.limits.maxTensors = static_cast<std::size_t>(config_.sessionMaxTensors);
     options.limits.maxBytes = static_cast<std::uint64_t>(config_.sessionMaxBytes.bytes);
+    options.limits.maxAllTensors = static_cast<std::size_t>(config_.sessionsMaxTensors);
+    options.limits.maxAllBytes = static_cast<std::uint64_t>(config_.sessionsMaxBytes.bytes);
+    options.maxSessions = static_cast<std::size_t>(config_.sessionsMaxCount);
     options.maxRules = static_cast<std::size_t>(config_.sessionMaxRules);
     options.validate = config_.sessionValidate;
 

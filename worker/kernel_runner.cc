@@ -37,9 +37,17 @@ void KernelRunner::run(Task& task) {
   const TensorOwnerScope owner(task.session);
   progress_.begin(task.plan, task.number);
   CallState& call = task.call == nullptr ? call_ : *task.call;
-  runSegment(task, call);
+  if (task.segment == 0) {
+    call.reset(task.plan->slots);
+    call.dropped = gate_.begin(stream_, task.session, task.number);
+  }
+  if (!call.dropped) runSegment(task, call);
   if (task.segment + 1 == task.plan->segments.size()) {
-    finishCall(task, call);
+    if (call.dropped) {
+      drop(task);
+    } else {
+      finishCall(task, call);
+    }
     call.tensors.clear();
     progress_.end(task.number);
   } else {
@@ -50,7 +58,6 @@ void KernelRunner::run(Task& task) {
 void KernelRunner::runSegment(const Task& task, CallState& call) {
   const Plan& plan = *task.plan;
   const PlanSegment& segment = plan.segments[task.segment];
-  if (task.segment == 0) call.reset(plan.slots);
   for (const std::uint32_t input : segment.inputs) {
     const Operand& operand = *task.operands[input];
     if (FailurePtr failure = failureOf(operand); failure != nullptr) {
@@ -177,6 +184,21 @@ void KernelRunner::finishCall(const Task& task, CallState& call) {
   if (plan.reportsOutputs && call.firstFailure == nullptr) reportOutputs(task, call);
   if (call.originates || !call.poisoned.empty()) {
     report(call.firstFailure, task.session, task.number, call.poisoned, call.originates, call.broken);
+  }
+}
+
+void KernelRunner::drop(const Task& task) {
+  const Plan& plan = *task.plan;
+  auto failure = std::make_shared<Failure>(plan.name, absl::CancelledError("it was cancelled"), rank_);
+  failure->operatorName = plan.name;
+  failure->root = task.number;
+  failure->site = task.site;
+  for (std::size_t i = plan.inputs; i < task.operands.size(); ++i) task.operands[i]->fail(failure);
+  for (std::uint32_t input = 0; input < plan.inputs; ++input) {
+    Operand& operand = *task.operands[input];
+    if (!plan.writes(input) || operand.failure != nullptr) continue;
+    lostMemory_.add(operand.value, failure);
+    operand.fail(failure);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "absl/types/span.h"
 #include "comm/group/thread_group_manager.h"
 #include "core/ids.h"
+#include "worker/cancel_gate.h"
 #include "worker/failure.h"
 #include "worker/lost_memory.h"
 #include "worker/plan.h"
@@ -25,9 +26,12 @@ namespace dtorch {
 /// Thread: of whoever has the stream's turn.
 class KernelRunner {
  public:
-  KernelRunner(Rank rank, ThreadGroupManager& groups, LostMemory& lostMemory, RandomStates& randomStates,
-               Reporter& reporter, StreamProgress& progress, std::shared_ptr<spdlog::logger> log)
+  KernelRunner(Rank rank, StreamKind stream, CancelGate& gate, ThreadGroupManager& groups, LostMemory& lostMemory,
+               RandomStates& randomStates, Reporter& reporter, StreamProgress& progress,
+               std::shared_ptr<spdlog::logger> log)
       : rank_(rank),
+        stream_(stream),
+        gate_(gate),
         groups_(groups),
         lostMemory_(lostMemory),
         randomStates_(randomStates),
@@ -53,6 +57,8 @@ class KernelRunner {
   void runAction(const KernelAction& action, const Task& task, CallState& call);
   void runAction(const ConvertAction& action, const Task& task, CallState& call);
   void finishCall(const Task& task, CallState& call);
+  /// The call is not run: its outputs, and what it was to write to, have no value.
+  void drop(const Task& task);
   /// Makes output `index` share memory with the planned input, or with none: whether a kernel copies may depend on the
   /// part of the tensor that a rank has.
   static absl::Status settleMemory(const Plan& plan, std::size_t index, CallState& call);
@@ -70,6 +76,8 @@ class KernelRunner {
               const std::vector<OperandId>& operands, bool originates, const std::vector<BrokenGroup>& broken);
 
   const Rank rank_;
+  const StreamKind stream_;
+  CancelGate& gate_;
   ThreadGroupManager& groups_;
   LostMemory& lostMemory_;
   RandomStates& randomStates_;

@@ -54,6 +54,12 @@ absl::Status Scheduler::enqueue(v1::WorkerCommand& command, OperatorNumber numbe
     case v1::WorkerCommand::kPeers:
       setPeers(command.peers());
       return absl::OkStatus();
+    case v1::WorkerCommand::kCancel:
+      hold(command.cancel());
+      return absl::OkStatus();
+    case v1::WorkerCommand::kCancelDecided:
+      decide(command.cancel_decided());
+      return absl::OkStatus();
     case v1::WorkerCommand::OTHER_NOT_SET:
       if (command.plan() != 0) break;
       [[fallthrough]];
@@ -226,6 +232,28 @@ void Scheduler::setPeers(const v1::Peers& wire) {
   enqueueJob(StreamKind::kCommunication,
              [peers = std::move(peers), epoch = wire.epoch(), renewed = std::move(renewed),
               &groups = groups_](KernelRunner&) mutable { groups.setPeers(std::move(peers), epoch, renewed); });
+}
+
+void Scheduler::hold(const v1::Cancel& wire) {
+  const CancelGate::Begun begun =
+      gate_.hold(wire.cancel(), wire.session(), wire.first_operator(), wire.last_operator());
+  v1::Report report;
+  v1::CancelReached* reached = report.add_items()->mutable_cancel_reached();
+  reached->set_cancel(wire.cancel());
+  reached->mutable_begun()->Add(begun.begin(), begun.end());
+  reporter_.send(&report);
+}
+
+void Scheduler::decide(const v1::CancelDecided& wire) {
+  CancelGate::Begun furthest{};
+  const auto streams = std::min<std::size_t>(kStreams, static_cast<std::size_t>(wire.furthest_size()));
+  std::copy_n(wire.furthest().begin(), streams, furthest.begin());
+  gate_.decide(wire.cancel(), furthest);
+  // Behind all that it is about.
+  for (const StreamKind stream : {StreamKind::kCompute, StreamKind::kCommunication}) {
+    enqueueJob(
+        stream, [&gate = gate_, cancel = wire.cancel()](KernelRunner&) { gate.passed(cancel); }, true);
+  }
 }
 
 void Scheduler::reportAfterAll(const v1::ReportItem& item) {

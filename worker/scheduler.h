@@ -15,9 +15,11 @@
 #include "comm/group/thread_group_manager.h"
 #include "core/ids.h"
 #include "dtorch/v1/worker.pb.h"
+#include "worker/cancel_gate.h"
 #include "worker/kernel_stream.h"
 #include "worker/operand_table.h"
 #include "worker/plan.h"
+#include "worker/reporter.h"
 #include "worker/stream_order.h"
 #include "worker/task.h"
 #include "worker/value_segments.h"
@@ -33,11 +35,13 @@ using TaskStreams = std::array<KernelStream<Task>, kStreams>;
 class Scheduler {
  public:
   /// `destroyingPlans` is held while plans are destroyed, so that another thread can read the one that runs.
-  Scheduler(Rank rank, at::Device device, TaskStreams& streams, ThreadGroupManager& groups, ValueSegments& values,
-            absl::Mutex& destroyingPlans)
+  Scheduler(Rank rank, at::Device device, TaskStreams& streams, CancelGate& gate, Reporter& reporter,
+            ThreadGroupManager& groups, ValueSegments& values, absl::Mutex& destroyingPlans)
       : rank_(rank),
         device_(device),
         streams_(streams),
+        gate_(gate),
+        reporter_(reporter),
         groups_(groups),
         values_(values),
         destroyingPlans_(destroyingPlans) {}
@@ -62,6 +66,8 @@ class Scheduler {
   absl::Status upload(v1::Upload& wire, std::uint32_t site);
   void fetch(const v1::Fetch& wire);
   void setPeers(const v1::Peers& wire);
+  void hold(const v1::Cancel& wire);
+  void decide(const v1::CancelDecided& wire);
 
   OperandRef inputOf(OperandId id);
   /// `brief`: it takes no time if `operands` are small.
@@ -75,6 +81,8 @@ class Scheduler {
   const Rank rank_;
   const at::Device device_;
   TaskStreams& streams_;
+  CancelGate& gate_;
+  Reporter& reporter_;
   ThreadGroupManager& groups_;
   ValueSegments& values_;
   absl::Mutex& destroyingPlans_;

@@ -22,6 +22,7 @@ struct CallState {
   std::vector<FailurePtr> failures;  // empty as long as nothing failed, else one a slot
   FailurePtr firstFailure;
   std::vector<BrokenGroup> broken;  // when a collective was given up
+  bool dropped = false;             // by a cancel
   bool originates = false;          // something failed in this call by itself, not through an input
   std::vector<OperandId> poisoned;  // inputs that a failed kernel was to change
 

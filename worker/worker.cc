@@ -59,12 +59,13 @@ class Worker::Impl {
         groups_(std::move(groups)),
         reporter_(context_, options.reportEndpoint, options.rank, options.incarnation),
         values_(openValues(options, *log_)),
-        scheduler_(options.rank, at::Device(options.device), streams_, *groups_, values_, destroyingPlans_),
+        scheduler_(options.rank, at::Device(options.device), streams_, gate_, reporter_, *groups_, values_,
+                   destroyingPlans_),
         loop_(context_, options.frameEndpoint, options.rank, options.incarnation, scheduler_, stop_,
               [this] { return runBriefTasks(); }) {
     for (std::size_t i = 0; i < kStreams; ++i) {
-      runners_[i] = std::make_unique<KernelRunner>(options.rank, *groups_, lostMemory_, randomStates_, reporter_,
-                                                   progress_[i], log_);
+      runners_[i] = std::make_unique<KernelRunner>(options.rank, static_cast<StreamKind>(i), gate_, *groups_,
+                                                   lostMemory_, randomStates_, reporter_, progress_[i], log_);
     }
   }
 
@@ -119,6 +120,7 @@ class Worker::Impl {
       reporter_.send(&report);
     }
     groups_->abort(status.ok() ? absl::AbortedError(absl::StrCat("rank ", options_.rank, " was stopped")) : status);
+    gate_.stop();
     for (KernelStream<Task>& stream : streams_) stream.stop();
     for (KernelStream<Task>& stream : streams_) stream.join();
     if (heartbeats_ != nullptr) heartbeats_->stop();
@@ -164,7 +166,9 @@ class Worker::Impl {
   std::chrono::milliseconds runBriefTasks() {
     KernelStream<Task>& compute = streamOf(StreamKind::kCompute);
     const KernelStream<Task>& communication = streamOf(StreamKind::kCommunication);
-    const auto suits = [&](const Task& task) { return task.waitFor <= communication.done() && isBrief(task); };
+    const auto suits = [&](const Task& task) {
+      return task.waitFor <= communication.done() && !gate_.holding() && isBrief(task);
+    };
     if (briefReports_ && compute.queued() == 0) {
       compute.betweenTasks([&] { runnerOf(StreamKind::kCompute).reports().flush(); });
     }
@@ -231,6 +235,7 @@ class Worker::Impl {
   StopRequest stop_;
   absl::Mutex destroyingPlans_;
   std::array<std::unique_ptr<KernelRunner>, kStreams> runners_;  // each used by whoever has its stream's turn
+  CancelGate gate_;
   TaskStreams streams_;
   Scheduler scheduler_;
   MessageLoop loop_;

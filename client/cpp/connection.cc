@@ -14,6 +14,7 @@ namespace dtorch {
 namespace {
 
 constexpr std::chrono::seconds kCloseTimeout(2);
+constexpr std::chrono::seconds kCancelTimeout(5);
 /// For the stream's status, once nothing more can be read.
 constexpr std::chrono::seconds kFinishTimeout(1);
 
@@ -72,6 +73,16 @@ absl::StatusOr<v1::Welcome> Connection::welcome(Clock::time_point deadline) {
   if (future.wait_until(deadline) == std::future_status::ready) return future.get();
   context_.TryCancel();
   return absl::DeadlineExceededError(absl::StrCat("dtorchd at ", address_, " did not answer in time"));
+}
+
+absl::Status Connection::cancel(const v1::CancelRequest& request) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kCancelTimeout);
+  v1::CancelReply reply;
+  const grpc::Status status = stub_->Cancel(&context, request, &reply);
+  if (status.ok()) return absl::OkStatus();
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
+                      absl::StrCat("cancelling at dtorchd at ", address_, ": ", status.error_message()));
 }
 
 void Connection::serve() {

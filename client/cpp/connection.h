@@ -34,6 +34,8 @@ class Connection {
   /// Waits for the daemon's welcome. To be called once. UNAVAILABLE: nobody listens there; DEADLINE_EXCEEDED: no
   /// answer; FAILED_PRECONDITION: the daemon speaks another version of the protocol.
   absl::StatusOr<v1::Welcome> welcome(std::chrono::steady_clock::time_point deadline);
+  /// Past what waits on the stream. Waits for the answer, 5 s at most. Any thread.
+  absl::Status cancel(const v1::CancelRequest& request);
 
  private:
   using Clock = std::chrono::steady_clock;

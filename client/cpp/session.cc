@@ -33,6 +33,7 @@ absl::StatusOr<std::shared_ptr<Session>> Session::connect(ConnectOptions options
   session->id_ = welcome->session();
   session->daemonPid_ = welcome->daemon_pid();
   session->daemonVersion_ = welcome->version();
+  session->cancelToken_ = welcome->cancel_token();
 
   std::vector<Rank> ranks(static_cast<std::size_t>(std::max(0, welcome->world_size())));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -92,6 +93,15 @@ Future<void> Session::declareRule(absl::string_view name, absl::string_view rule
 }
 
 Future<std::string> Session::redistributions() { return Future<std::string>(core_->redistributions()); }
+
+absl::Status Session::cancel() {
+  v1::CancelRequest request;
+  request.set_protocol(kProtocolVersion);
+  request.set_session(id_);
+  request.set_token(cancelToken_);
+  request.set_serial(core_->cancelCalls());
+  return connection_->cancel(request);
+}
 
 Future<void> Session::awaitWorkers() { return Future<void>(core_->awaitWorkers()); }
 Future<void> Session::synchronize() { return Future<void>(core_->synchronize()); }

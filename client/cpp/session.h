@@ -87,6 +87,10 @@ class Session {
 
   /// Resolves when everything before it has run, with the first error that no other future has told of.
   Future<void> synchronize();
+  /// Cancels what was called so far and is not done: futures that wait for it fail with CANCELLED, its results have no
+  /// value, nor have tensors that it was to write to. What runs is not waited for, what has not begun is dropped.
+  /// Returns when the daemon knows. UNAVAILABLE, DEADLINE_EXCEEDED: it does not answer.
+  absl::Status cancel();
   /// Resolves when all workers are up. After the loss of one, tensors can be put and operators called on its meshes
   /// from then on, in this session. ABORTED: a worker was lost too often, and none is started in its place.
   Future<void> awaitWorkers();
@@ -95,6 +99,7 @@ class Session {
   Session() = default;
   std::shared_ptr<SessionCore> core_;
   std::unique_ptr<Connection> connection_;
+  std::uint64_t cancelToken_ = 0;
   Mesh world_;
   std::int32_t worldSize_ = 0;
   SessionId id_ = 0;

@@ -1,6 +1,7 @@
 #include "client/cpp/session_core.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
@@ -244,6 +245,10 @@ absl::StatusOr<TensorId> SessionCore::submit(absl::string_view name, absl::Span<
   }
   command->set_template_id(known.id);
   command->set_implicit(options.implicit);
+  if (options.timeout.count() > 0) {
+    constexpr std::int64_t kLongest = std::numeric_limits<std::uint32_t>::max();
+    command->set_timeout_ms(static_cast<std::uint32_t>(std::min<std::int64_t>(options.timeout.count(), kLongest)));
+  }
   command->mutable_inputs()->Add(inputs.begin(), inputs.end());
   command->set_first_output(nextTensor_);
   command->set_site(number);
@@ -482,6 +487,17 @@ std::shared_ptr<FutureState> SessionCore::synchronize() {
 std::shared_ptr<FutureState> SessionCore::awaitWorkers() {
   return request(FutureState::Kind::kDone,
                  [](v1::Command* command, FutureId future) { command->mutable_await_workers()->set_future(future); });
+}
+
+std::uint64_t SessionCore::cancelCalls() {
+  std::uint64_t serial = 0;
+  {
+    CommandQueue::Appender commands = queue_.appendAtOnce();
+    serial = ++lastCancel_;
+    if (commands) commands.add()->mutable_cancel_calls()->set_serial(serial);
+  }
+  queue_.flush();
+  return serial;
 }
 
 void SessionCore::release(TensorId tensor) {

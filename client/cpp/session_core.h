@@ -60,6 +60,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
              const Placements& placements, Site site);
   std::shared_ptr<FutureState> synchronize();
   std::shared_ptr<FutureState> awaitWorkers();
+  /// Marks the place up to which calls are cancelled; the mark's serial number.
+  std::uint64_t cancelCalls();
   std::shared_ptr<FutureState> explain(absl::string_view name, absl::Span<const Argument> arguments,
                                        std::uint32_t outputs, const CallOptions& options, const Mesh& world, Site site);
   std::shared_ptr<FutureState> rules();
@@ -104,6 +106,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   SiteTable sites_;
   TensorId nextTensor_ = 1;
   FutureId nextFuture_ = 1;
+  std::uint64_t lastCancel_ = 0;
 
   std::atomic<bool> byTicket_ = false;
 

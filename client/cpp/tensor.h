@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <memory>
 #include <source_location>
 #include <utility>
@@ -64,6 +65,9 @@ struct CallOptions {
   /// Inputs that no placement rule takes as they lie are redistributed, as cheaply as can be, where otherwise the call
   /// is refused. Session::redistributions() tells which were.
   bool implicit = false;
+  /// The call fails with DEADLINE_EXCEEDED, and so does all that depends on it, when it is not done in this time,
+  /// counted from its arrival at the daemon. 0: it may take as long as it takes. In ms.
+  std::chrono::milliseconds timeout{0};
 };
 
 /// Calls an ATen operator by its schema name ("aten::add.Tensor") in the session of its first tensor. Arguments left

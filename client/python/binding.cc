@@ -1,6 +1,8 @@
 #include "client/python/binding.h"
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -303,10 +305,12 @@ int dtorch_put_shards(dtorch_object* owner, dtorch_object* mesh, const char* pla
 
 int dtorch_call(dtorch_object* owner, const char* name, const void* arguments, std::uint64_t bytes,
                 dtorch_object* const* tensors, std::int32_t count, dtorch_object* mesh, const char* placements,
-                std::uint32_t outputs, int implicit, dtorch_site site, dtorch_object** results) {
+                std::uint32_t outputs, int implicit, double timeout, dtorch_site site, dtorch_object** results) {
   return guarded([&]() -> absl::Status {
     DecodedCall decoded(tensors, count);
     if (absl::Status status = decoded.decode(arguments, bytes); !status.ok()) return status;
+    decoded.options.timeout =
+        std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(std::min(timeout, 4e6) * 1000)));
     return call(owner, name, decoded, mesh, placements, outputs, implicit, site, results);
   });
 }
@@ -372,6 +376,10 @@ int dtorch_synchronize(dtorch_object* owner, dtorch_object** out) {
     *out = wrapFuture(session(owner).synchronize());
     return absl::OkStatus();
   });
+}
+
+int dtorch_cancel(dtorch_object* owner) {
+  return guarded([&] { return session(owner).cancel(); });
 }
 
 int dtorch_await_workers(dtorch_object* owner, dtorch_object** out) {

@@ -62,9 +62,10 @@ int dtorch_put_shards(dtorch_object* session, dtorch_object* mesh, const char* p
                       dtorch_site site, dtorch_object** tensor);
 /// `arguments` is a serialised dtorch.v1.Arguments; its tensors are positions in `tensors`. `mesh` (may be null) and
 /// `placements` are for operators without tensor arguments. `results` has room for `outputs` tensors.
+/// `timeout` in seconds; 0: none.
 int dtorch_call(dtorch_object* session, const char* name, const void* arguments, std::uint64_t bytes,
                 dtorch_object* const* tensors, std::int32_t count, dtorch_object* mesh, const char* placements,
-                std::uint32_t outputs, int implicit, dtorch_site site, dtorch_object** results);
+                std::uint32_t outputs, int implicit, double timeout, dtorch_site site, dtorch_object** results);
 /// As dtorch_call, without running it: a future of JSON, see dtorch_json.
 int dtorch_explain(dtorch_object* session, const char* name, const void* arguments, std::uint64_t bytes,
                    dtorch_object* const* tensors, std::int32_t count, std::uint32_t outputs, dtorch_site site,
@@ -79,6 +80,7 @@ int dtorch_redistribute(dtorch_object* tensor, const char* placements, dtorch_si
 int dtorch_get(dtorch_object* tensor, std::int32_t rank, dtorch_object** future);
 int dtorch_describe(dtorch_object* tensor, dtorch_object** future);
 int dtorch_synchronize(dtorch_object* session, dtorch_object** future);
+int dtorch_cancel(dtorch_object* session);
 int dtorch_await_workers(dtorch_object* session, dtorch_object** future);
 /// `timeout` in seconds; negative: for ever. DEADLINE_EXCEEDED: no answer yet, the future stays good.
 int dtorch_wait(dtorch_object* future, double timeout);

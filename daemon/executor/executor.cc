@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -31,6 +32,8 @@ constexpr std::uint64_t kAlwaysInFlight = 2;
 constexpr double kUnknownOperators = 128;
 constexpr std::uint64_t kFrameBytes = 16u << 20;
 constexpr int kLingerMs = 500;
+constexpr std::chrono::seconds kCancelPatience(1);
+constexpr std::size_t kMaxStreams = 16;  // of a worker
 // What a command that is no operator takes of a group's credit, besides its data.
 constexpr std::uint64_t kCommandBytes = 4096;
 
@@ -200,6 +203,9 @@ bool Executor::handleReport(const v1::Report& report) {
         listener_->onFence(item.fence().fence());
         break;
       }
+      case v1::ReportItem::kCancelReached:
+        cancelReached(rank, item.cancel_reached());
+        break;
       case v1::ReportItem::kFault:
         listener_->onWorkerFault(rank, fromWire(item.fault().error()));
         break;
@@ -409,6 +415,53 @@ void Executor::sendToWorker(Rank rank, const v1::WorkerCommand& command) {
   publish(workerTopic(rank, workers_[static_cast<std::size_t>(rank)].incarnation), frame);
 }
 
+void Executor::cancel(GroupId group, SessionId session, OperatorNumber first, OperatorNumber last) {
+  if (!at(group).error.ok()) return;
+  flush();
+  const std::uint64_t id = ++lastCancel_;
+  cancels_[id] = {at(group).ranks, at(group).ranks, {}, Clock::now()};
+  v1::WorkerCommand command;
+  v1::Cancel* cancel = command.mutable_cancel();
+  cancel->set_cancel(id);
+  cancel->set_session(session);
+  cancel->set_first_operator(first);
+  cancel->set_last_operator(last);
+  for (const Rank rank : at(group).ranks) sendToWorker(rank, command);
+}
+
+void Executor::cancelReached(Rank rank, const v1::CancelReached& reached) {
+  const auto it = cancels_.find(reached.cancel());
+  if (it == cancels_.end()) return;
+  PendingCancel& pending = it->second;
+  const auto streams = static_cast<std::size_t>(reached.begun_size());
+  if (pending.furthest.size() < streams) pending.furthest.resize(streams);
+  for (std::size_t s = 0; s < streams; ++s) {
+    pending.furthest[s] = std::max(pending.furthest[s], reached.begun(static_cast<int>(s)));
+  }
+  std::erase(pending.missing, rank);
+  if (pending.missing.empty()) decideCancel(it);
+}
+
+void Executor::decideCancel(Cancels::iterator cancel) {
+  v1::WorkerCommand command;
+  command.mutable_cancel_decided()->set_cancel(cancel->first);
+  for (const OperatorNumber furthest : cancel->second.furthest)
+    command.mutable_cancel_decided()->add_furthest(furthest);
+  for (const Rank rank : cancel->second.ranks) {
+    if (workers_[static_cast<std::size_t>(rank)].gone.ok()) sendToWorker(rank, command);
+  }
+  cancels_.erase(cancel);
+}
+
+void Executor::expireCancels() {
+  for (auto it = cancels_.begin(); it != cancels_.end();) {
+    const auto current = it++;
+    if (Clock::now() - current->second.since < kCancelPatience) continue;
+    current->second.furthest.assign(kMaxStreams, std::numeric_limits<OperatorNumber>::max());
+    decideCancel(current);
+  }
+}
+
 void Executor::failRank(Rank rank, const absl::Status& why) {
   flush();
   workers_[static_cast<std::size_t>(rank)].gone = why;
@@ -423,6 +476,10 @@ void Executor::failRank(Rank rank, const absl::Status& why) {
   for (auto it = fences_.begin(); it != fences_.end();) {
     const auto current = it++;
     if (!at(current->second.group).error.ok()) fences_.erase(current);
+  }
+  for (auto it = cancels_.begin(); it != cancels_.end();) {
+    const auto current = it++;
+    if (std::erase(current->second.missing, rank) > 0 && current->second.missing.empty()) decideCancel(current);
   }
 }
 

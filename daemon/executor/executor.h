@@ -102,6 +102,10 @@ class Executor {
   /// How many frames have left so far.
   std::uint64_t framesPublished() const { return framesPublished_; }
 
+  /// Operators `first` to `last` of the session that have begun nowhere are dropped by all ranks of `group` (CANCEL-1).
+  void cancel(GroupId group, SessionId session, OperatorNumber first, OperatorNumber last);
+  /// A rank that does not answer holds up the others for so long at most: then nothing is dropped.
+  void expireCancels();
   /// Tells the workers that are left who their peers are, at this point of their streams.
   void introduce(const v1::Peers& peers);
   /// Sends one command to one worker, past all groups.
@@ -159,6 +163,15 @@ class Executor {
     GroupId group = 0;
     std::size_t missing = 0;
   };
+  struct PendingCancel {
+    std::vector<Rank> ranks;
+    std::vector<Rank> missing;  // have not said how far they are
+    std::vector<OperatorNumber> furthest;
+    Clock::time_point since;
+  };
+  using Cancels = absl::flat_hash_map<std::uint64_t, PendingCancel>;
+  void cancelReached(Rank rank, const v1::CancelReached& reached);
+  void decideCancel(Cancels::iterator cancel);
 
   Executor(zmq::socket_t frames, zmq::socket_t reports, const ExecutorOptions& options, ExecutorListener* listener);
   void handleSubscription(absl::string_view message);
@@ -185,6 +198,8 @@ class Executor {
   std::deque<Group> groups_;  // by GroupId - 1; those that were replaced stay, empty
   absl::flat_hash_map<std::vector<Rank>, GroupId> groupIds_;
   absl::flat_hash_map<std::uint64_t, PendingFence> fences_;
+  Cancels cancels_;
+  std::uint64_t lastCancel_ = 0;
   OperatorNumber nextOperator_ = 1;
   PlanCosts costs_;
   std::vector<GroupId> toLearnOf_;

@@ -22,6 +22,18 @@ void LogicalGraph::retire(GroupId group, OperatorNumber oldest) {
   }
 }
 
+std::vector<const GraphOperator*> LogicalGraph::ofSession(SessionId session, OperatorNumber first) const {
+  std::vector<const GraphOperator*> found;
+  for (const auto& [group, window] : operators_) {
+    for (const GraphOperator& op : window) {
+      if (op.session == session && op.number >= first) found.push_back(&op);
+    }
+  }
+  std::sort(found.begin(), found.end(),
+            [](const GraphOperator* a, const GraphOperator* b) { return a->number < b->number; });
+  return found;
+}
+
 const GraphOperator* LogicalGraph::find(OperatorNumber number) const {
   for (const auto& [group, window] : operators_) {
     const auto it = std::lower_bound(window.begin(), window.end(), number,

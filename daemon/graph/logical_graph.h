@@ -37,6 +37,8 @@ class LogicalGraph {
   /// All operators of `group` with smaller numbers have been done.
   void retire(GroupId group, OperatorNumber oldest);
   std::size_t size() const { return size_; }
+  /// What the session has in flight, from operator `first` on, in order.
+  std::vector<const GraphOperator*> ofSession(SessionId session, OperatorNumber first) const;
   /// Null: not in flight.
   const GraphOperator* find(OperatorNumber number) const;
   /// The oldest operators, up to `limit`, in their order.

@@ -23,8 +23,8 @@ using std::chrono::milliseconds;
 
 // The session stream is raw: generated code takes an unparsable message for the normal end of the stream.
 class Service final
-    : public v1::Dtorch::WithRawCallbackMethod_Session<
-          v1::Dtorch::WithCallbackMethod_GetStatus<v1::Dtorch::WithCallbackMethod_Stop<v1::Dtorch::Service>>> {
+    : public v1::Dtorch::WithRawCallbackMethod_Session<v1::Dtorch::WithCallbackMethod_GetStatus<
+          v1::Dtorch::WithCallbackMethod_Stop<v1::Dtorch::WithCallbackMethod_Cancel<v1::Dtorch::Service>>>> {
  public:
   Service(SessionListener* listener, const Acceptor* acceptor) : listener_(listener), acceptor_(acceptor) {}
   OpenStreams& streams() { return streams_; }
@@ -37,6 +37,13 @@ class Service final
                                       v1::StatusReply* reply) override {
     const absl::Status protocol = checkProtocol("the client", request->protocol());
     if (protocol.ok()) *reply = listener_->status();
+    return finish(context, protocol);
+  }
+
+  grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* context, const v1::CancelRequest* request,
+                                   v1::CancelReply*) override {
+    const absl::Status protocol = checkProtocol("the client", request->protocol());
+    if (protocol.ok()) listener_->onCancel(request->session(), request->token(), request->serial());
     return finish(context, protocol);
   }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
+#include "absl/random/random.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/placement/rule.h"
@@ -43,6 +44,10 @@ class PutLease {
   const TensorId tensor_;
 };
 
+absl::Status lateBy(std::uint32_t timeoutMs) {
+  return absl::DeadlineExceededError(absl::StrCat("it was not done within ", timeoutMs, " ms, its time limit"));
+}
+
 void sendResult(SessionChannel* channel, FutureId future, const TensorMeta* meta) {
   auto message = std::make_shared<v1::DaemonMessage>();
   message->mutable_result()->set_future(future);
@@ -58,15 +63,19 @@ ClientSession::ClientSession(SessionId id, std::shared_ptr<SessionChannel> chann
       channel_(std::move(channel)),
       services_(services),
       opened_(std::chrono::steady_clock::now()),
+      cancelToken_(absl::Uniform<std::uint64_t>(services->random)),
+      cancelled_(
+          std::make_shared<OperandFailure>(OperandFailure{absl::CancelledError("it was cancelled"), "", -1, "", true})),
       definitions_(services),
       rules_(&services->libraryRules),
-      tensors_(services->limits),
+      tensors_(services->limits, &services->totals),
       failures_(&services->failed),
       nextOperand_((id << kSessionShift) + 1),
       nextFence_((id << kSessionShift) + 1) {}
 
 void ClientSession::accept(std::unique_ptr<ClientRequest> request) {
   request_ = std::move(request);
+  arrived_ = std::chrono::steady_clock::now();
   cursor_ = 0;
 }
 
@@ -162,6 +171,7 @@ void ClientSession::hello(const v1::ClientHello& hello) {
   welcome->set_device_type(v1::DEVICE_TYPE_CPU);
   welcome->set_daemon_pid(getpid());
   welcome->set_opens_segments(opensSegments_);
+  welcome->set_cancel_token(cancelToken_);
   channel_->send(std::move(message));
 }
 
@@ -205,6 +215,9 @@ bool ClientSession::run(const v1::Command& command) {
       return true;
     case v1::Command::kSynchronize:
       return synchronize(command.synchronize());
+    case v1::Command::kCancelCalls:
+      cancelCalls(command.cancel_calls().serial());
+      return true;
     case v1::Command::kAwaitWorkers:
       awaitWorkers(command.await_workers().future());
       return true;
@@ -398,6 +411,13 @@ bool ClientSession::runCall(const v1::Command& command) {
     refuse(command, op, fail(std::move(why), op.name, command.site()));
     return true;
   };
+  if (isCancelling()) {
+    refuse(command, op, cancelled_);
+    return true;
+  }
+  const auto deadline = arrived_ + std::chrono::milliseconds(command.timeout_ms());
+  if (command.timeout_ms() > 0 && std::chrono::steady_clock::now() > deadline)
+    return refuseFor(lateBy(command.timeout_ms()));
   if (!op.refusal.ok()) return refuseFor(op.refusal);
   if (static_cast<std::uint32_t>(command.inputs_size()) != op.inputs) {
     return refuseFor(absl::InvalidArgumentError(
@@ -429,6 +449,12 @@ bool ClientSession::runCall(const v1::Command& command) {
   }
   OperatorNumber number = 0;
   const OperandId first = publish(*plan, operands, command.site(), &number);
+  if (command.timeout_ms() > 0) {
+    const std::uint64_t fence = nextFence_++;
+    services_->executor->appendFence(group, fence);
+    fences_[fence] = {group, std::make_shared<PendingFence>(PendingFence{0, 1, number, deadline})};
+    services_->deadlines.emplace(deadline, CallDeadline{id_, number, command.timeout_ms(), command.site()});
+  }
   for (const std::uint32_t input : op.written) {
     tensors_.addWriter(number, group, tensors_.memoryOf(command.inputs(static_cast<int>(input))), *services_->executor);
   }
@@ -460,6 +486,7 @@ bool ClientSession::redistribute(const v1::Command& command) {
     tensors_.addFailed(wanted.output(), 1, failure);
     return true;
   };
+  if (isCancelling()) return refuseFor(cancelled_);
   if (operand == nullptr) return refuseFor(unknownTensor(wanted.tensor(), "redistribute", command.site()));
   if (operand->failure() != nullptr) return refuseFor(operand->failure());
   const TensorLayout* layout = operand->layout;
@@ -533,6 +560,7 @@ bool ClientSession::putChunk(const v1::PutChunk& chunk) {
 bool ClientSession::finishPut() {
   IncomingPut& incoming = *incoming_;
   if (!incoming.complete() || !checkNew(incoming.tensor(), 1) || !checkNumbers(1)) return true;
+  if (isCancelling()) incoming.failure = cancelled_;
   if (incoming.failure == nullptr) {
     const GroupId group = incoming.layout()->mesh->group;
     if (!canAppend(group)) {
@@ -566,8 +594,9 @@ bool ClientSession::get(const v1::Command& command) {
     return true;
   }
   const SessionTensor* source = tensors_.find(wanted.tensor());
-  if (OperandFailurePtr failure =
-          source == nullptr ? unknownTensor(wanted.tensor(), "get", command.site()) : source->failure();
+  if (OperandFailurePtr failure = isCancelling()      ? cancelled_
+                                  : source == nullptr ? unknownTensor(wanted.tensor(), "get", command.site())
+                                                      : source->failure();
       failure != nullptr) {
     FutureTable::sendError(channel_.get(), wanted.future(), failure.get());
     return true;
@@ -710,6 +739,10 @@ void ClientSession::sendJson(FutureId future, const google::protobuf::Message& m
 
 bool ClientSession::synchronize(const v1::Synchronize& synchronize) {
   if (!checkNumbers(groups_.size())) return true;
+  if (isCancelling()) {
+    FutureTable::sendError(channel_.get(), synchronize.future(), cancelled_.get());
+    return true;
+  }
   for (const GroupId group : groups_) {
     if (!canAppend(group)) return false;
   }
@@ -724,6 +757,72 @@ bool ClientSession::synchronize(const v1::Synchronize& synchronize) {
   }
   if (pending->missing == 0) finishSynchronize(pending->future);
   return true;
+}
+
+bool ClientSession::cancel(std::uint64_t token, std::uint64_t serial) {
+  if (token != cancelToken_ || serial <= cancelWanted_) return false;
+  cancelWanted_ = serial;
+  cancelInFlight();
+  return true;
+}
+
+void ClientSession::cancelCalls(std::uint64_t serial) {
+  if (serial > cancelWanted_) {
+    cancelWanted_ = serial;
+    cancelInFlight();
+  }
+  cancelDone_ = std::max(cancelDone_, serial);
+}
+
+void ClientSession::cancelInFlight() {
+  services_->executor->flush();
+  for (const GroupId group : groups_) services_->graph.retire(group, services_->executor->oldestInFlight(group));
+  const std::vector<const GraphOperator*> running = services_->graph.ofSession(id_, 0);
+  if (!running.empty()) endOperators(running.front()->number, running.back()->number, cancelled_);
+  std::vector<std::shared_ptr<PendingFence>> ended;
+  for (const auto& [fence, waiting] : fences_) {
+    if (waiting.pending->future != 0) ended.push_back(waiting.pending);
+  }
+  absl::erase_if(fences_, [](const auto& entry) { return entry.second.pending->future != 0; });
+  for (const auto& pending : ended) {
+    if (const FutureId future = std::exchange(pending->future, 0); future != 0) {
+      FutureTable::sendError(channel_.get(), future, cancelled_.get());
+    }
+  }
+}
+
+void ClientSession::deadlinePassed(const CallDeadline& late) {
+  const GraphOperator* op = services_->graph.find(late.number);
+  if (op == nullptr) return;
+  endOperators(late.number, late.number, fail(lateBy(late.timeoutMs), std::string(op->name), late.site));
+}
+
+void ClientSession::endOperators(OperatorNumber first, OperatorNumber last, const OperandFailurePtr& failure) {
+  const std::vector<const GraphOperator*> running = services_->graph.ofSession(id_, first);
+  struct Range {
+    OperatorNumber first;
+    OperatorNumber last;
+  };
+  absl::flat_hash_map<GroupId, Range> ranges;
+  absl::flat_hash_set<OperandId> ended;
+  const auto endOutputs = [&](const GraphOperator& op) {
+    for (std::uint32_t o = 0; o < op.outputs; ++o) ended.insert(op.firstOutput + o);
+  };
+  for (const GraphOperator* op : running) {
+    if (op->number > last) break;
+    endOutputs(*op);
+    tensors_.writerFailed(op->number, failure);
+    if (awaited_ && awaited_->number == op->number) failAwaited(failure);
+    ranges.try_emplace(op->group, Range{op->number, op->number}).first->second.last = op->number;
+  }
+  tensors_.failOperands(ended, failure);
+  for (const GraphOperator* op : running) {
+    const auto isEnded = [&](OperandId input) { return ended.contains(input); };
+    if (std::any_of(op->inputs.begin(), op->inputs.end(), isEnded)) endOutputs(*op);
+  }
+  tensors_.failOperands(ended, failure);
+  services_->futures->failOperands(id_, ended, failure.get());
+  for (const auto& [group, range] : ranges) services_->executor->cancel(group, id_, range.first, range.last);
 }
 
 void ClientSession::awaitWorkers(FutureId future) {
@@ -753,7 +852,14 @@ void ClientSession::fenceReached(std::uint64_t fence) {
   if (it == fences_.end()) return;
   std::shared_ptr<PendingFence> pending = it->second.pending;
   fences_.erase(it);
-  if (--pending->missing == 0) finishSynchronize(pending->future);
+  if (--pending->missing > 0) return;
+  if (pending->future != 0) return finishSynchronize(pending->future);
+  const auto [begin, end] = services_->deadlines.equal_range(pending->deadline);
+  for (auto timer = begin; timer != end; ++timer) {
+    if (timer->second.session != id_ || timer->second.number != pending->call) continue;
+    services_->deadlines.erase(timer);
+    break;
+  }
 }
 
 void ClientSession::failBrokenGroups(Rank rank, const absl::Status& why) {
@@ -810,7 +916,9 @@ v1::SessionStatus ClientSession::status() const {
   status.set_tensor_bytes(static_cast<std::int64_t>(tensors_.bytes()));
   status.set_operators(operators_);
   status.set_failed(failures_.count());
-  status.set_futures(services_->futures->pendingOf(id_) + fences_.size());
+  const auto synchronizes = std::count_if(fences_.begin(), fences_.end(),
+                                          [](const auto& entry) { return entry.second.pending->future != 0; });
+  status.set_futures(services_->futures->pendingOf(id_) + static_cast<std::uint64_t>(synchronizes));
   status.set_redistributions(redistributions_.count());
   return status;
 }

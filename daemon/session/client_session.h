@@ -51,6 +51,9 @@ class ClientSession {
   /// Why `operand` has no value, if a worker has said so; or the error that came in place of the value.
   OperandFailurePtr failureOf(OperandId operand, Rank rank, const v1::FetchedValue& value);
   void fenceReached(std::uint64_t fence);
+  /// The client wants none of what it has called before its CancelCalls `serial`. True: work() may go on.
+  bool cancel(std::uint64_t token, std::uint64_t serial);
+  void deadlinePassed(const CallDeadline& late);
   /// A worker is gone: fences of its groups end, and their tensors are lost.
   void failBrokenGroups(Rank rank, const absl::Status& why);
 
@@ -82,6 +85,13 @@ class ClientSession {
   void sendJson(FutureId future, const google::protobuf::Message& message);
   bool synchronize(const v1::Synchronize& synchronize);
   void awaitWorkers(FutureId future);
+  void cancelCalls(std::uint64_t serial);
+  /// Ends all that is in flight.
+  void cancelInFlight();
+  /// Ends operators `first` to `last` and what depends on them, as far as it is in flight.
+  void endOperators(OperatorNumber first, OperatorNumber last, const OperandFailurePtr& failure);
+  /// Calls that are read now stand before a CancelCalls.
+  bool isCancelling() const { return cancelWanted_ > cancelDone_; }
   void release(absl::Span<const TensorId> tensors);
 
   void cancel(FutureId future);
@@ -122,7 +132,13 @@ class ClientSession {
   std::chrono::steady_clock::time_point opened_;
 
   std::unique_ptr<ClientRequest> request_;
+  std::chrono::steady_clock::time_point arrived_;  // request_
   int cursor_ = 0;
+
+  const std::uint64_t cancelToken_;
+  std::uint64_t cancelWanted_ = 0;  // serials
+  std::uint64_t cancelDone_ = 0;
+  OperandFailurePtr cancelled_;  // of all cancelled calls: nobody need be told
 
   Definitions definitions_;
   RuleBook rules_;  // that it has declared, above those of the operator libraries
@@ -149,8 +165,10 @@ class ClientSession {
   std::uint64_t nextFence_;
   // One synchronize waits for a fence in each group that the session has used.
   struct PendingFence {
-    FutureId future = 0;
+    FutureId future = 0;  // 0: of a call with a time limit
     std::size_t missing = 0;
+    OperatorNumber call = 0;
+    std::chrono::steady_clock::time_point deadline;
   };
   struct Fence {
     GroupId group = 0;

@@ -217,6 +217,17 @@ void FutureTable::cancel(SessionId session, FutureId clientFuture) {
   close(session, cancelled);
 }
 
+void FutureTable::failOperands(SessionId session, const absl::flat_hash_set<OperandId>& operands,
+                               OperandFailure* failure) {
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    const auto current = it++;
+    if (current->second.session != session || !operands.contains(current->second.operand)) continue;
+    const Pending pending = take(current);
+    close(pending.session, pending.bytes);
+    sendError(pending.channel.get(), pending.clientFuture, failure);
+  }
+}
+
 void FutureTable::failBrokenGroups(Rank rank) {
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto current = it++;

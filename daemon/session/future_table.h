@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "core/ids.h"
 #include "daemon/executor/executor.h"
 #include "daemon/graph/tensor_layout.h"
@@ -38,6 +39,8 @@ class FutureTable {
   void cancel(SessionId session, FutureId clientFuture);
   /// The client cannot reach what was lent: sends it on. Does nothing when there is no such value.
   void stream(SessionId session, FutureId clientFuture);
+  /// Fails what the session waits for of these operands.
+  void failOperands(SessionId session, const absl::flat_hash_set<OperandId>& operands, OperandFailure* failure);
   /// Fails whatever waits for a group that has an error.
   void failBrokenGroups(Rank rank);
   void dropSession(SessionId session);

@@ -65,6 +65,8 @@ class SessionListener {
   virtual void onClosed(SessionId session) = 0;
   /// Must answer within 1 s whatever the workers do.
   virtual v1::StatusReply status() = 0;
+  /// Cancels what the session has called before its CancelCalls `serial`, if the token is its own.
+  virtual void onCancel(SessionId session, std::uint64_t token, std::uint64_t serial) = 0;
   /// Asks for an orderly end of the daemon; returns at once.
   virtual void requestStop() = 0;
 };

@@ -1,10 +1,13 @@
 #pragma once
+#include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/node_hash_map.h"
+#include "absl/random/random.h"
 #include "core/device_mesh.h"
 #include "daemon/executor/executor.h"
 #include "daemon/graph/logical_graph.h"
@@ -19,19 +22,30 @@
 
 namespace dtorch {
 
+/// A call that shall be done by some time.
+struct CallDeadline {
+  SessionId session = 0;
+  OperatorNumber number = 0;
+  std::uint32_t timeoutMs = 0;
+  std::uint32_t site = 0;
+};
+
 /// Counts and tables shared by all sessions of a daemon. Thread: the controller loop's.
 struct SessionServices {
   LayoutTable* layouts = nullptr;
   Planner* planner = nullptr;
   Executor* executor = nullptr;
   FutureTable* futures = nullptr;
+  absl::BitGen random;
   int worldSize = 0;
   SessionLimits limits;
+  TensorTotals totals;
   OperatorPolicy policy;
   RuleBook libraryRules;
   v1::RuleList ruledOperators;  // by the tables and these; empty: nobody has asked yet
   std::size_t maxRules = 0;     // session.max_rules
   LogicalGraph graph;
+  std::multimap<std::chrono::steady_clock::time_point, CallDeadline> deadlines;
   WorkersHealth health;
   bool validate = false;     // session.validate
   std::uint64_t failed = 0;  // operators, over all sessions

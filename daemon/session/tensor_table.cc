@@ -39,23 +39,35 @@ absl::Status TensorTable::checkNew(TensorId first, std::uint32_t count) const {
 }
 
 absl::Status TensorTable::checkQuota(absl::Span<const TensorLayout* const> added) const {
-  std::uint64_t bytes = addUpToMax(bytes_, bytesOf(incoming_));
-  const std::size_t tensors = tensors_.size() + added.size() + (incoming_ == nullptr ? 0 : 1);
-  for (const TensorLayout* layout : added) bytes = addUpToMax(bytes, bytesOf(layout));
-  if (tensors > limits_.maxTensors) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the session would hold more than session.max_tensors = ", limits_.maxTensors, " tensors; release some"));
+  std::uint64_t newBytes = bytesOf(incoming_);
+  const std::size_t newTensors = added.size() + (incoming_ == nullptr ? 0 : 1);
+  for (const TensorLayout* layout : added) newBytes = addUpToMax(newBytes, bytesOf(layout));
+  const auto check = [](absl::string_view who, std::uint64_t held, absl::string_view what, absl::string_view key,
+                        std::uint64_t limit) {
+    if (held <= limit) return absl::OkStatus();
+    return absl::ResourceExhaustedError(absl::StrCat(who, " would hold ", held, " ", what, ", more than ", key, " = ",
+                                                     limit, "; release some tensors"));
+  };
+  absl::Status status =
+      check("the session", tensors_.size() + newTensors, "tensors", "session.max_tensors", limits_.maxTensors);
+  if (status.ok()) {
+    status = check("the session", addUpToMax(bytes_, newBytes), "bytes", "session.max_bytes", limits_.maxBytes);
   }
-  if (bytes > limits_.maxBytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("the session would hold ", bytes,
-                                                     " bytes, more than session.max_bytes = ", limits_.maxBytes,
-                                                     "; release some tensors"));
+  if (status.ok()) {
+    status = check("all sessions together", totals_->tensors + newTensors, "tensors", "sessions.max_tensors",
+                   limits_.maxAllTensors);
   }
-  return absl::OkStatus();
+  if (status.ok()) {
+    status = check("all sessions together", addUpToMax(totals_->bytes, newBytes), "bytes", "sessions.max_bytes",
+                   limits_.maxAllBytes);
+  }
+  return status;
 }
 
 void TensorTable::add(TensorId tensor, SessionTensor operand) {
   bytes_ += bytesOf(operand.layout);
+  totals_->bytes += bytesOf(operand.layout);
+  ++totals_->tensors;
   tensors_.emplace(tensor, std::move(operand));
 }
 
@@ -69,6 +81,8 @@ SessionTensor TensorTable::remove(TensorId tensor) {
   SessionTensor operand = std::move(it->second);
   tensors_.erase(it);
   bytes_ -= bytesOf(operand.layout);
+  totals_->bytes -= bytesOf(operand.layout);
+  --totals_->tensors;
   return operand;
 }
 
@@ -93,6 +107,13 @@ void TensorTable::addWriter(OperatorNumber number, GroupId group, std::shared_pt
   std::deque<Writer>& writers = writers_[group];
   while (!writers.empty() && writers.front().number < executor.oldestInFlight(group)) writers.pop_front();
   writers.push_back({number, std::move(memory)});
+}
+
+void TensorTable::failOperands(absl::flat_hash_set<OperandId>& operands, const OperandFailurePtr& failure) {
+  for (auto& [tensor, operand] : tensors_) {
+    if (operands.contains(operand.id) && operand.failure() == nullptr) operand.error = failure;
+    if (operand.id != 0 && operand.failure() != nullptr) operands.insert(operand.id);
+  }
 }
 
 void TensorTable::failBroken(const OperandFailurePtr& failure, const Executor& executor) {

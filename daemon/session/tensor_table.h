@@ -33,8 +33,16 @@ struct SessionTensor {
 };
 
 struct SessionLimits {
-  std::size_t maxTensors = 0;  // session.max_tensors
-  std::uint64_t maxBytes = 0;  // session.max_bytes
+  std::size_t maxTensors = 0;     // session.max_tensors
+  std::uint64_t maxBytes = 0;     // session.max_bytes
+  std::size_t maxAllTensors = 0;  // sessions.max_tensors
+  std::uint64_t maxAllBytes = 0;  // sessions.max_bytes
+};
+
+/// What all sessions hold together.
+struct TensorTotals {
+  std::size_t tensors = 0;
+  std::uint64_t bytes = 0;
 };
 
 /// The tensors of one session, which of them share memory, and what they take.
@@ -42,14 +50,14 @@ struct SessionLimits {
 /// Thread: the controller loop's.
 class TensorTable {
  public:
-  explicit TensorTable(const SessionLimits& limits) : limits_(limits) {}
+  TensorTable(const SessionLimits& limits, TensorTotals* totals) : limits_(limits), totals_(totals) {}
 
   /// Null: not a tensor of this session.
   const SessionTensor* find(TensorId tensor) const;
   /// Whether tensors can be made under these ids. INVALID_ARGUMENT: one is 0 or in use; RESOURCE_EXHAUSTED: too many
   /// failed ones.
   absl::Status checkNew(TensorId first, std::uint32_t count) const;
-  /// RESOURCE_EXHAUSTED: with `added` (and what is on its way) the session would hold too much.
+  /// RESOURCE_EXHAUSTED: with `added` (and what is on its way) the session, or all together, would hold too much.
   absl::Status checkQuota(absl::Span<const TensorLayout* const> added) const;
   /// A tensor that is on its way in counts as held.
   void setIncoming(const TensorLayout* layout) { incoming_ = layout; }
@@ -65,6 +73,8 @@ class TensorTable {
   void failMemory(TensorId tensor, const OperandFailurePtr& failure);
   /// `number` will write to the memory; remembered until every rank of `group` has done it.
   void addWriter(OperatorNumber number, GroupId group, std::shared_ptr<OperandMemory> memory, const Executor& executor);
+  /// Tensors that stand for these operands have no value; adds the operands of those that had none before.
+  void failOperands(absl::flat_hash_set<OperandId>& operands, const OperandFailurePtr& failure);
   /// Tensors of groups that have failed have lost their value.
   void failBroken(const OperandFailurePtr& failure, const Executor& executor);
   /// `number` has failed on some rank: what it was to write to is lost.
@@ -83,6 +93,7 @@ class TensorTable {
     std::shared_ptr<OperandMemory> memory;
   };
   const SessionLimits limits_;
+  TensorTotals* const totals_;
   absl::flat_hash_map<TensorId, SessionTensor> tensors_;
   std::uint64_t bytes_ = 0;
   const TensorLayout* incoming_ = nullptr;

@@ -9,6 +9,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <array>
 #include <condition_variable>
 #include <cstring>
 #include <memory>
@@ -80,6 +81,11 @@ class FakeListener final : public SessionListener {
     reply.set_pid(::getpid());
     return reply;
   }
+  void onCancel(SessionId id, std::uint64_t token, std::uint64_t serial) override {
+    const std::lock_guard lock(mutex_);
+    cancels_.push_back({id, token, serial});
+    changed_.notify_all();
+  }
   void requestStop() override {
     const std::lock_guard lock(mutex_);
     ++stops_;
@@ -103,6 +109,10 @@ class FakeListener final : public SessionListener {
     const std::lock_guard lock(mutex_);
     return sessions_;
   }
+  std::vector<std::array<std::uint64_t, 3>> cancels() {
+    const std::lock_guard lock(mutex_);
+    return cancels_;
+  }
   bool waitStops(int count) {
     return wait([&](const auto&) { return stops_ == count; });
   }
@@ -115,6 +125,7 @@ class FakeListener final : public SessionListener {
   std::map<SessionId, Seen> sessions_;
   SessionId last_ = 0;
   int stops_ = 0;
+  std::vector<std::array<std::uint64_t, 3>> cancels_;
 };
 
 ServerOptions optionsIn(const TempDir& dir) {
@@ -601,6 +612,18 @@ TEST_CASE("status and stop are answered, another protocol version is refused by 
     }
   }
   CHECK(f.listener.waitStops(0));
+  v1::CancelRequest cancelRequest;
+  v1::CancelReply cancelReply;
+  cancelRequest.set_session(4);
+  cancelRequest.set_token(5);
+  cancelRequest.set_serial(6);
+  for (const std::uint32_t version : {0u, kProtocolVersion}) {
+    grpc::ClientContext forCancel;
+    forCancel.set_deadline(deadline);
+    cancelRequest.set_protocol(version);
+    CHECK(stub->Cancel(&forCancel, cancelRequest, &cancelReply).ok() == (version == kProtocolVersion));
+  }
+  CHECK(f.listener.cancels() == std::vector<std::array<std::uint64_t, 3>>{{4, 5, 6}});
   grpc::ClientContext context;
   context.set_deadline(deadline);
   stopRequest.set_protocol(kProtocolVersion);

@@ -28,7 +28,7 @@ class Documents(unittest.TestCase):
 
     def test_configuration_keys_exist(self):
         printed = subprocess.run([BIN / "dtorchd", "--help"], capture_output=True, text=True, check=True, timeout=30).stdout
-        keys = "workers|worker(?!\.proto)|runtime|listen|heartbeat|executor|session|comm|shutdown|log"
+        keys = "workers|worker(?!\.proto)|runtime|listen|heartbeat|executor|sessions?|comm|shutdown|log"
         for document in DOCUMENTS:
             for key in re.findall(rf"`((?:{keys})\.[a-z_]+)`", document.read_text()):
                 with self.subTest(document=document.name, key=key):

@@ -203,7 +203,11 @@ TEST_CASE("a worker that is lost while it starts is replaced like another") {
   DaemonFixture daemon({.flags = kSoon});
   const auto session = daemon.connect();
   killWorker(daemon, 1);
-  REQUIRE(eventually([&] { return daemon.status().workers(1).state() == "starting"; }, kDeadline));
+  const auto starts = [&] {
+    const v1::StatusReply status = daemon.status();
+    return status.workers(1).state() == "starting" && status.workers(1).pid() > 0;
+  };
+  REQUIRE(eventually(starts, kDeadline));
   killWorker(daemon, 1);
   REQUIRE(eventually([&] { return daemon.status().workers(1).restarts() == 2 && isHealthy(daemon); }, kDeadline));
   CHECK(sumOfOnes(*session).value_or(0) == 8);

@@ -221,6 +221,7 @@ class Session:
         self._object = handle
         self.sync = sync
         self.implicit = False  # see implicit_redistribution()
+        self.time_limit = 0    # of each call, in seconds: see limited(); 0: none
         self.id = info.id
         self.daemon_pid = info.daemon_pid
         self.world_size = info.world_size
@@ -282,7 +283,7 @@ class Session:
         results = (c_void_p * outputs)()
         check(LIBRARY.dtorch_call(self._object.pointer, name.encode(), encoded, len(encoded), inputs, len(tensors),
                                   None if mesh is None else self._mesh(mesh), _text(placements), outputs,
-                                  self.implicit, _site(), results))
+                                  self.implicit, self.time_limit, _site(), results))
         made = [Tensor(Object(pointer)) for pointer in results]
         if self.sync:
             self.synchronize().wait()
@@ -297,6 +298,21 @@ class Session:
             yield
         finally:
             self.implicit = before
+
+    @contextlib.contextmanager
+    def limited(self, seconds):
+        """Within it, a call fails with DeadlineExceeded, and so does all that depends on it, when it is not done so long
+        after it arrived at the daemon."""
+        before, self.time_limit = self.time_limit, seconds
+        try:
+            yield
+        finally:
+            self.time_limit = before
+
+    def cancel(self):
+        """Cancels what was called so far and is not done: whoever waits for it gets Cancelled, its results have no value,
+        nor have tensors that it was to write to. What runs is not waited for, what has not begun is dropped. Any thread."""
+        check(LIBRARY.dtorch_cancel(self._object.pointer))
 
     def redistributions(self, timeout=None):
         """What such calls have redistributed so far: a list of Redistribution."""
