@@ -236,9 +236,7 @@ v1::StatusReply Controller::status() {
 
 void Controller::addInFlightLocked(v1::StatusReply* reply) {
   LogicalGraph& graph = services_.graph;
-  for (const auto& [mesh, placedOn] : services_.meshes) {
-    graph.retire(placedOn.group, executor_->oldestInFlight(placedOn.group));
-  }
+  graph.retireAll([this](GroupId group) { return executor_->oldestInFlight(group); });
   reply->set_operators_in_flight(graph.size());
   const auto now = std::chrono::steady_clock::now();
   for (const GraphOperator* op : graph.oldest(kShownOperators)) {
@@ -454,10 +452,7 @@ void Controller::workerLostOnLoop(Rank rank, const absl::Status& why) {
   executor_->failRank(rank, why);
   futures_->failBrokenGroups(rank);
   for (const auto& [id, session] : sessions_) session->failBrokenGroups(rank, why);
-  for (const auto& [mesh, placed] : services_.meshes) {
-    if (!executor_->error(placed.group).ok())
-      services_.graph.retire(placed.group, executor_->oldestInFlight(placed.group));
-  }
+  services_.graph.retireAll([this](GroupId group) { return executor_->oldestInFlight(group); });
   resume_ = true;
   healthChangedOnLoop();
 }

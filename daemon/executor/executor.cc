@@ -258,7 +258,7 @@ void Executor::learnCosts() {
 }
 
 absl::StatusOr<GroupId> Executor::groupOf(const std::vector<Rank>& ranks) {
-  if (const auto it = groupIds_.find(ranks); it != groupIds_.end()) return it->second;
+  if (const auto it = groupIds_.find(ranks); it != groupIds_.end()) return reform(it->second);
   if (groupIds_.size() >= kMaxGroups) {
     return absl::ResourceExhaustedError(absl::StrCat("this daemon has made groups for ", kMaxGroups,
                                                      " different lists of ranks: use meshes of the same ranks"));

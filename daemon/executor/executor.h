@@ -75,7 +75,8 @@ class Executor {
   /// The listener has postponed a report: handleReports() is to be called again.
   bool postponed() const { return nextItem_ > 0; }
 
-  /// The group of these ranks; asks them to join when it is new. `ranks` are all below worldSize.
+  /// The group of these ranks, which has failed if one of them is lost; asks them to join when it is new. `ranks` are
+  /// all below worldSize.
   /// RESOURCE_EXHAUSTED: there are kMaxGroups, and groups stay.
   absl::StatusOr<GroupId> groupOf(const std::vector<Rank>& ranks);
   /// Whether commands can be appended now: all ranks have joined, and there is credit.

@@ -43,6 +43,14 @@ const GraphOperator* LogicalGraph::find(OperatorNumber number) const {
   return nullptr;
 }
 
+void LogicalGraph::retireAll(absl::FunctionRef<OperatorNumber(GroupId)> oldestOf) {
+  for (auto it = operators_.begin(); it != operators_.end();) {
+    const auto current = it++;
+    retire(current->first, oldestOf(current->first));
+    if (current->second.empty()) operators_.erase(current);
+  }
+}
+
 std::vector<const GraphOperator*> LogicalGraph::oldest(std::size_t limit) const {
   std::vector<const GraphOperator*> all;
   for (const auto& [group, window] : operators_) {

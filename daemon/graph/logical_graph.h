@@ -8,6 +8,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/container/node_hash_set.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "core/ids.h"
@@ -36,6 +37,8 @@ class LogicalGraph {
   void add(GraphOperator added, absl::string_view name);
   /// All operators of `group` with smaller numbers have been done.
   void retire(GroupId group, OperatorNumber oldest);
+  /// Likewise, of every group.
+  void retireAll(absl::FunctionRef<OperatorNumber(GroupId)> oldestOf);
   std::size_t size() const { return size_; }
   /// What the session has in flight, from operator `first` on, in order.
   std::vector<const GraphOperator*> ofSession(SessionId session, OperatorNumber first) const;

@@ -776,7 +776,7 @@ void ClientSession::cancelCalls(std::uint64_t serial) {
 
 void ClientSession::cancelInFlight() {
   services_->executor->flush();
-  for (const GroupId group : groups_) services_->graph.retire(group, services_->executor->oldestInFlight(group));
+  services_->graph.retireAll([this](GroupId group) { return services_->executor->oldestInFlight(group); });
   const std::vector<const GraphOperator*> running = services_->graph.ofSession(id_, 0);
   if (!running.empty()) endOperators(running.front()->number, running.back()->number, cancelled_);
   std::vector<std::shared_ptr<PendingFence>> ended;

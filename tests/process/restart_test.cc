@@ -83,6 +83,23 @@ TEST_CASE("after the loss of a worker a session goes on with another one, withou
   CHECK(sumOfOnes(*daemon.connect()).value_or(0) == 8);
 }
 
+TEST_CASE("a mesh that nobody used while its worker was lost serves as well afterwards") {
+  DaemonFixture daemon({.flags = kSoon});
+  auto before = daemon.connect();
+  const auto first = before->mesh({1, 0});
+  REQUIRE(first.ok());
+  REQUIRE(sharded(*before, *first).get().wait(kDeadline).ok());
+  before.reset();
+  killWorker(daemon, 1);
+  REQUIRE(eventually([&] { return daemon.status().workers(1).restarts() == 1 && isHealthy(daemon); }, kDeadline));
+  const auto session = daemon.connect();
+  const auto again = session->mesh({1, 0});
+  REQUIRE(again.ok());
+  const auto value = sharded(*session, *again).get().wait(kDeadline);
+  INFO(message(value.status()));
+  CHECK(value.ok());
+}
+
 TEST_CASE("random numbers are the same on all ranks after a restart, and begin anew") {
   DaemonFixture daemon({.flags = kSoon});
   const auto session = daemon.connect();
