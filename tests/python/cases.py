@@ -54,7 +54,7 @@ class Fault:
     @property
     def reason(self):
         """The text without what differs from call to call."""
-        text = re.sub(r"^\w+: ", "", self.text)
+        text = re.sub(r"^\w+: (at \S+: )?", "", self.text)
         text = re.sub(r"^\S+( at \S+)?( on rank \d+)?: ", "", text)
         return re.sub(r"\d+", "N", text.split("\n")[0])[:160]
 

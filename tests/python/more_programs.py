@@ -524,7 +524,8 @@ def apply_rotary_emb(x, cos, sin):
 @torch.library.impl(ours, "silu_linear_chunk", "CompositeExplicitAutograd")
 def silu_linear_chunk(x, weight, bias=None, chunks=2):
     product = (x / (1 + torch.exp(-x))) @ weight.T
-    return list((product if bias is None else product + bias).chunk(chunks, -1))
+    parts = (product if bias is None else product + bias).chunk(chunks, -1)
+    return [part.contiguous() for part in parts]
 
 
 @torch.library.impl(ours, "layer_norm_mul_add", "CompositeExplicitAutograd")
