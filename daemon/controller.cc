@@ -336,15 +336,16 @@ void Controller::handleOnLoop(Event event) {
                         },
                         [&](Cancelled& cancelled) {
                           ClientSession* session = find(cancelled.session);
-                          if (session == nullptr || !session->cancel(cancelled.token, cancelled.serial)) return;
-                          lineUpOnLoop(session->id());
+                          if (session == nullptr || !session->cancelCalls(cancelled.token, cancelled.serial)) return;
+                          // It waits in line, unless it has nothing left to do.
+                          resume_ = true;
                         },
                         [&](Answered& answered) {
                           planner_.answered(answered.number, std::move(answered.answer));
                           resume_ = true;  // a session waits for it
                         },
                         [&](WorkerExit& exit) {
-                          if (executor_->isReplaced(exit.rank, exit.incarnation)) return;
+                          if (!executor_->workerEnded(exit.rank, exit.incarnation)) return;
                           workerLostOnLoop(
                               exit.rank, absl::Status(kWorkerLost,
                                                       absl::StrCat("worker ", exit.rank, " was lost, ", exit.detail)));
@@ -356,25 +357,27 @@ void Controller::handleOnLoop(Event event) {
 
 int Controller::sleepMs() {
   absl::MutexLock lock(&mutex_);
-  std::chrono::milliseconds longest = executor_->postponed() ? kLossWait : kLongestSleep;
-  if (!services_.deadlines.empty()) {
-    const auto left = services_.deadlines.begin()->first - std::chrono::steady_clock::now();
-    longest = std::clamp(std::chrono::ceil<std::chrono::milliseconds>(left), std::chrono::milliseconds(0), longest);
-  }
-  sleepsUntil_ = std::chrono::steady_clock::now() + longest;
-  return static_cast<int>(longest.count());
+  const auto now = std::chrono::steady_clock::now();
+  sleepsUntil_ = now + (executor_->postponed() ? kLossWait : kLongestSleep);
+  if (!services_.deadlines.empty()) sleepsUntil_ = std::min(sleepsUntil_, services_.deadlines.begin()->first);
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(sleepsUntil_ - now);
+  return static_cast<int>(std::max(left, std::chrono::milliseconds(0)).count());
 }
 
 void Controller::expireOnLoop() {
   executor_->expireCancels();
+  CallDeadlines& deadlines = services_.deadlines;
   const auto now = std::chrono::steady_clock::now();
-  while (!services_.deadlines.empty() && services_.deadlines.begin()->first <= now) {
-    const CallDeadline late = services_.deadlines.begin()->second;
-    services_.deadlines.erase(services_.deadlines.begin());
-    if (const auto it = sessions_.find(late.session); it != sessions_.end()) it->second->deadlinePassed(late);
-    resume_ = true;
+  const auto end = deadlines.upper_bound(now);
+  if (end == deadlines.begin()) return;
+  absl::flat_hash_map<SessionId, std::vector<CallDeadline>> due;
+  for (auto it = deadlines.begin(); it != end; ++it) due[it->second.session].push_back(it->second);
+  deadlines.erase(deadlines.begin(), end);
+  services_.graph.retireAll([this](GroupId group) { return executor_->oldestInFlight(group); });
+  for (const auto& [id, calls] : due) {
+    if (const auto it = sessions_.find(id); it != sessions_.end()) it->second->deadlinesPassed(calls);
   }
-  if (!line_.empty()) resume_ = true;  // a call in line may be late by now
+  resume_ = true;  // one in line may be late
 }
 
 void Controller::lineUpOnLoop(SessionId session) {
@@ -448,9 +451,10 @@ void Controller::workerLostOnLoop(Rank rank, const absl::Status& why) {
   lastLoss_ = std::chrono::steady_clock::now();
   spdlog::error("{}", std::string(why.message()));
   if (!ready_ && startFailure_.ok()) startFailure_ = why;
-  supervisor_->end(rank);  // one that is still there would keep its memory, and its peers waiting
+  // One that is still there would keep its memory, and its peers waiting.
+  supervisor_->end(rank, executor_->incarnation(rank));
   executor_->failRank(rank, why);
-  futures_->failBrokenGroups(rank);
+  futures_->failBrokenGroups(rank, why);
   for (const auto& [id, session] : sessions_) session->failBrokenGroups(rank, why);
   services_.graph.retireAll([this](GroupId group) { return executor_->oldestInFlight(group); });
   resume_ = true;
@@ -458,6 +462,7 @@ void Controller::workerLostOnLoop(Rank rank, const absl::Status& why) {
 }
 
 void Controller::workerRestoredOnLoop(Rank rank) {
+  if (world_ == 0) return;  // the start has failed: all ends
   lost_.erase(rank);
   executor_->restoreRank(rank);
   forgetPlansOnLoop();  // the new worker knows none
@@ -491,7 +496,7 @@ void Controller::healthChangedOnLoop() {
 
 void Controller::onWorkerConnected(Rank rank, const v1::WorkerHello& hello) {
   connected_[rank] = hello;
-  supervisor_->markReady(rank);
+  supervisor_->markReady(rank, executor_->incarnation(rank));
   spdlog::info("worker {} is connected: pid {}, device {}", rank, hello.pid(), hello.device());
   if (lost_.contains(rank)) return workerRestoredOnLoop(rank);
   if (static_cast<int>(connected_.size()) != worldSize_) return;

@@ -184,9 +184,9 @@ class Daemon {
   void shutdown() {
     if (server_ == nullptr) return;
     notifyStopping();
+    if (supervisor_ != nullptr) supervisor_->expectExits();  // none is started any more
     if (controller_ != nullptr) server_->setServing(false);
     server_->shutdown(config_.shutdownTimeout / 4);
-    if (supervisor_ != nullptr) supervisor_->expectExits();
     if (controller_ != nullptr) controller_->stop();
     if (supervisor_ != nullptr) supervisor_->terminateAll(config_.shutdownTimeout / 4);
     supervisor_.reset();  // its thread tells the controller of exits

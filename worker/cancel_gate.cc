@@ -1,6 +1,7 @@
 #include "worker/cancel_gate.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace dtorch {
 
@@ -10,7 +11,8 @@ bool CancelGate::begin(StreamKind stream, SessionId session, OperatorNumber numb
   std::unique_lock lock(mutex_);
   const auto concerns = [&](const Cancel& cancel) {
     return cancel.session == session && cancel.first <= number && number <= cancel.last &&
-           number > cancel.begun[index(stream)];
+           number > cancel.begun[index(stream)] &&
+           (cancel.only.empty() || std::binary_search(cancel.only.begin(), cancel.only.end(), number));
   };
   decided_.wait(lock, [&] {
     return stopped_ || std::all_of(cancels_.begin(), cancels_.end(),
@@ -21,13 +23,14 @@ bool CancelGate::begin(StreamKind stream, SessionId session, OperatorNumber numb
   });
 }
 
-CancelGate::Begun CancelGate::hold(std::uint64_t cancel, SessionId session, OperatorNumber first, OperatorNumber last) {
+CancelGate::Begun CancelGate::hold(std::uint64_t cancel, SessionId session, OperatorNumber first, OperatorNumber last,
+                                   std::vector<OperatorNumber> only) {
   const std::lock_guard lock(mutex_);
   active_.store(true);
-  Cancel held{cancel, session, first, last};
+  Cancel held{cancel, session, first, last, std::move(only)};
   for (std::size_t stream = 0; stream < kStreams; ++stream) held.begun[stream] = begun_[stream].load();
-  cancels_.push_back(held);
-  return held.begun;
+  cancels_.push_back(std::move(held));
+  return cancels_.back().begun;
 }
 
 void CancelGate::decide(std::uint64_t cancel, const Begun& furthest) {

@@ -11,11 +11,12 @@
 
 namespace dtorch {
 
-/// Which operators of a cancelled session are dropped. All ranks of a group must drop the same ones: so each says how
-/// far its streams have begun, holds the rest, and hears how far the furthest rank is; what lies past that has begun
-/// nowhere, and is dropped everywhere (CANCEL-1).
+/// Which operators of a cancelled session are dropped. All ranks that an operator is for must agree on it: so each rank
+/// of all the groups concerned says how far its streams have begun, holds the rest, and hears how far the furthest rank
+/// is; what lies past that has begun nowhere, and is dropped everywhere (CANCEL-1).
 ///
-/// Thread: begin() by the stream's own thread, or who has its turn; the rest by the message loop; holding() by any.
+/// Thread: begin() and passed() by who has the stream's turn; hold(), decide() and stop() by the message loop;
+/// holding() by any.
 class CancelGate {
  public:
   /// Of each stream, the last operator whose first segment it has begun.
@@ -24,9 +25,10 @@ class CancelGate {
   /// Operator `number` of `session` is about to begin on `stream`. True: it is to be dropped. Waits while that is not
   /// decided yet.
   bool begin(StreamKind stream, SessionId session, OperatorNumber number);
-  /// Holds what has not begun of the session's operators `first` to `last`, until decide() or forget(). How far this
-  /// rank is.
-  Begun hold(std::uint64_t cancel, SessionId session, OperatorNumber first, OperatorNumber last);
+  /// Holds what has not begun of the session's operators `first` to `last` (of those in `only`, which ascend, unless it
+  /// is empty) until decide(). How far this rank is.
+  Begun hold(std::uint64_t cancel, SessionId session, OperatorNumber first, OperatorNumber last,
+             std::vector<OperatorNumber> only = {});
   /// Of the operators held by `cancel`, those up to `furthest` run, the others are dropped.
   void decide(std::uint64_t cancel, const Begun& furthest);
   /// All operators of `cancel` have passed on one more stream; after the last one nothing is remembered of it.
@@ -42,6 +44,7 @@ class CancelGate {
     SessionId session = 0;
     OperatorNumber first = 0;
     OperatorNumber last = 0;
+    std::vector<OperatorNumber> only;
     Begun begun{};
     Begun furthest{};
     bool decided = false;

@@ -67,13 +67,16 @@ class KernelStream {
     turn_.unlock();
     return nullptr;
   }
-  /// Calls `body` unless a task runs.
+  /// Calls `body`, unless a task runs or is being looked at. Whether it did.
   template <typename Body>
-  void betweenTasks(Body body) {
-    if (!turn_.try_lock()) return;
+  bool betweenTasks(Body body) {
+    if (!turn_.try_lock()) return false;
     body();
     turn_.unlock();
+    return true;
   }
+  /// The task that next() or nextHere() returned is not run, now or later.
+  void giveUp() { turn_.unlock(); }
   bool stopped() const { return stopped_.load(); }
   /// The task that next() or nextHere() returned has run: drops it and lets those go on that wait for it.
   void finish() {

@@ -98,7 +98,7 @@ class Plan {
   absl::Status decodeConvert(const v1::ConvertStep& wire);
   absl::Status decodeOutputs(const v1::Plan& wire);
   void divideIntoSegments();
-  /// One segment of core operators, whose work is bounded by their inputs and outputs, and small outputs.
+  /// At most one kernel, of a core operator whose work is in proportion to its inputs and outputs, and small outputs.
   bool takesNoTime() const;
 };
 

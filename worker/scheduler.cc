@@ -235,8 +235,8 @@ void Scheduler::setPeers(const v1::Peers& wire) {
 }
 
 void Scheduler::hold(const v1::Cancel& wire) {
-  const CancelGate::Begun begun =
-      gate_.hold(wire.cancel(), wire.session(), wire.first_operator(), wire.last_operator());
+  const CancelGate::Begun begun = gate_.hold(wire.cancel(), wire.session(), wire.first_operator(), wire.last_operator(),
+                                             {wire.only().begin(), wire.only().end()});
   v1::Report report;
   v1::CancelReached* reached = report.add_items()->mutable_cancel_reached();
   reached->set_cancel(wire.cancel());

@@ -140,12 +140,11 @@ class Worker::Impl {
     while (!stream.stopped()) {
       Task* task = stream.next(patience);
       if (task == nullptr) {
-        stream.betweenTasks([&] { reports.flush(); });
-        patience = Doorbell::kForever;
+        if (stream.betweenTasks([&] { reports.flush(); })) patience = Doorbell::kForever;
         continue;
       }
       if (task->plan != nullptr || task->waitFor > 0 || !isBrief(*task)) reports.flushDue();
-      if (task->waitFor > 0 && !other.waitFor(task->waitFor)) return;
+      if (task->waitFor > 0 && !other.waitFor(task->waitFor)) return stream.giveUp();
       patience = runTask(kind, *task) ? ReportBatch::kCreditDelay : Doorbell::kForever;
     }
   }
@@ -169,10 +168,9 @@ class Worker::Impl {
     const auto suits = [&](const Task& task) {
       return task.waitFor <= communication.done() && !gate_.holding() && isBrief(task);
     };
-    if (briefReports_ && compute.queued() == 0) {
-      compute.betweenTasks([&] { runnerOf(StreamKind::kCompute).reports().flush(); });
-    }
-    briefReports_ = false;
+    // Who has a task to run after this has the reports to send, too.
+    briefReports_ = briefReports_ && compute.queued() == 0 &&
+                    !compute.betweenTasks([&] { runnerOf(StreamKind::kCompute).reports().flush(); });
     while (Task* task = compute.nextHere(suits)) briefReports_ = runTask(StreamKind::kCompute, *task);
     scheduler_.wakeStreams();
     return briefReports_ ? ReportBatch::kCreditDelay : options_.heartbeatInterval;

@@ -140,16 +140,13 @@ void Executor::handleSubscription(absl::string_view message) {
 
 Executor::WorkerLink* Executor::linkTo(Rank rank, std::uint64_t incarnation) {
   WorkerLink* link = &workers_[static_cast<std::size_t>(rank)];
-  if (incarnation < link->incarnation) return nullptr;
+  if (incarnation < link->incarnation || (incarnation == link->incarnation && link->ended)) return nullptr;
   if (incarnation > link->incarnation) {
     // The supervisor starts one only where the last has ended.
     if (link->hello && link->gone.ok()) {
       listener_->onWorkerFault(rank, absl::UnavailableError("another worker is there in its place"));
     }
-    WorkerLink next;
-    next.incarnation = incarnation;
-    next.gone = std::move(link->gone);
-    *link = std::move(next);
+    link->renew(incarnation);
   }
   return link;
 }
@@ -292,6 +289,14 @@ GroupId Executor::reform(GroupId group) {
   return known == group ? addGroup(ranks, group) : known;
 }
 
+bool Executor::workerEnded(Rank rank, std::uint64_t incarnation) {
+  WorkerLink& link = workers_[static_cast<std::size_t>(rank)];
+  if (incarnation < link.incarnation) return false;
+  if (incarnation > link.incarnation) link.renew(incarnation);  // it was never heard
+  link.ended = true;
+  return true;
+}
+
 void Executor::restoreRank(Rank rank) { workers_[static_cast<std::size_t>(rank)].gone = absl::OkStatus(); }
 
 bool Executor::hasCredit(const Group& group) const {
@@ -349,13 +354,14 @@ void Executor::discard(GroupId group, const std::vector<OperandId>& operands) {
   }
   v1::WorkerCommand command;
   command.mutable_discard()->mutable_operands()->Add(operands.begin(), operands.end());
-  for (const Rank rank : at(group).ranks) {
-    if (workers_[static_cast<std::size_t>(rank)].gone.ok()) sendToWorker(rank, command);
-  }
+  for (const Rank rank : at(group).ranks) sendToWorker(rank, command);
 }
 
-void Executor::endSession(GroupId group, SessionId session) {
-  if (at(group).error.ok()) appendCommand(group)->mutable_discard()->set_ended_session(session);
+void Executor::endSession(SessionId session) {
+  flush();
+  v1::WorkerCommand command;
+  command.mutable_discard()->set_ended_session(session);
+  for (Rank rank = 0; rank < options_.worldSize; ++rank) sendToWorker(rank, command);
 }
 
 void Executor::appendFence(GroupId group, std::uint64_t fence) {
@@ -402,12 +408,11 @@ void Executor::introduce(const v1::Peers& peers) {
   flush();  // what was appended before still runs among the old ones
   v1::WorkerCommand command;
   *command.mutable_peers() = peers;
-  for (Rank rank = 0; rank < options_.worldSize; ++rank) {
-    if (workers_[static_cast<std::size_t>(rank)].gone.ok()) sendToWorker(rank, command);
-  }
+  for (Rank rank = 0; rank < options_.worldSize; ++rank) sendToWorker(rank, command);
 }
 
 void Executor::sendToWorker(Rank rank, const v1::WorkerCommand& command) {
+  if (!workers_[static_cast<std::size_t>(rank)].gone.ok()) return;
   v1::Frame frame;
   frame.set_sequence(workers_[static_cast<std::size_t>(rank)].nextSequence++);
   frame.set_first_operator(nextOperator_);
@@ -415,18 +420,25 @@ void Executor::sendToWorker(Rank rank, const v1::WorkerCommand& command) {
   publish(workerTopic(rank, workers_[static_cast<std::size_t>(rank)].incarnation), frame);
 }
 
-void Executor::cancel(GroupId group, SessionId session, OperatorNumber first, OperatorNumber last) {
-  if (!at(group).error.ok()) return;
+void Executor::cancel(const absl::flat_hash_set<GroupId>& groups, SessionId session, OperatorNumber first,
+                      OperatorNumber last, absl::Span<const OperatorNumber> only) {
+  absl::flat_hash_set<Rank> ranks;
+  for (const GroupId group : groups) {
+    if (at(group).error.ok()) ranks.insert(at(group).ranks.begin(), at(group).ranks.end());
+  }
+  if (ranks.empty()) return;
   flush();
   const std::uint64_t id = ++lastCancel_;
-  cancels_[id] = {at(group).ranks, at(group).ranks, {}, Clock::now()};
+  const std::vector<Rank> all(ranks.begin(), ranks.end());
+  cancels_[id] = {all, all, {}, Clock::now()};
   v1::WorkerCommand command;
   v1::Cancel* cancel = command.mutable_cancel();
   cancel->set_cancel(id);
   cancel->set_session(session);
   cancel->set_first_operator(first);
   cancel->set_last_operator(last);
-  for (const Rank rank : at(group).ranks) sendToWorker(rank, command);
+  cancel->mutable_only()->Add(only.begin(), only.end());
+  for (const Rank rank : all) sendToWorker(rank, command);
 }
 
 void Executor::cancelReached(Rank rank, const v1::CancelReached& reached) {
@@ -447,9 +459,7 @@ void Executor::decideCancel(Cancels::iterator cancel) {
   command.mutable_cancel_decided()->set_cancel(cancel->first);
   for (const OperatorNumber furthest : cancel->second.furthest)
     command.mutable_cancel_decided()->add_furthest(furthest);
-  for (const Rank rank : cancel->second.ranks) {
-    if (workers_[static_cast<std::size_t>(rank)].gone.ok()) sendToWorker(rank, command);
-  }
+  for (const Rank rank : cancel->second.ranks) sendToWorker(rank, command);
   cancels_.erase(cancel);
 }
 

@@ -90,8 +90,8 @@ class Executor {
   v1::WorkerCommand* appendCommand(GroupId group, std::uint64_t bytes = 0, std::shared_ptr<const void> memory = {});
   /// The workers of `group` that are left drop their parts of `operands`.
   void discard(GroupId group, const std::vector<OperandId>& operands);
-  /// The workers of `group` forget the session's random state.
-  void endSession(GroupId group, SessionId session);
+  /// All workers forget what they keep for the session, after its last operator.
+  void endSession(SessionId session);
   /// Reported by onFence once all ranks of `group` have run everything before it.
   void appendFence(GroupId group, std::uint64_t fence);
   /// Tells every group that plans below this number will not be run any more.
@@ -100,23 +100,27 @@ class Executor {
   void flush();
   /// Every operator of `group` with a smaller number has run on all its ranks, and its failures have been reported.
   OperatorNumber oldestInFlight(GroupId group) const;
+  /// The last operator that was appended.
+  OperatorNumber lastOperator() const { return nextOperator_ - 1; }
   /// How many frames have left so far.
   std::uint64_t framesPublished() const { return framesPublished_; }
 
-  /// Operators `first` to `last` of the session that have begun nowhere are dropped by all ranks of `group` (CANCEL-1).
-  void cancel(GroupId group, SessionId session, OperatorNumber first, OperatorNumber last);
+  /// Operators `first` to `last` of the session (of those in `only`, which ascend, unless it is empty) that have begun
+  /// nowhere are dropped by all ranks of `groups`, which are all that run any of them (CANCEL-1).
+  void cancel(const absl::flat_hash_set<GroupId>& groups, SessionId session, OperatorNumber first, OperatorNumber last,
+              absl::Span<const OperatorNumber> only = {});
   /// A rank that does not answer holds up the others for so long at most: then nothing is dropped.
   void expireCancels();
   /// Tells the workers that are left who their peers are, at this point of their streams.
   void introduce(const v1::Peers& peers);
-  /// Sends one command to one worker, past all groups.
+  /// Sends one command to one worker, past all groups; none to one that is gone.
   void sendToWorker(Rank rank, const v1::WorkerCommand& command);
   /// A rank has gone: every group that holds it fails with `why`; what it had in flight is given up.
   void failRank(Rank rank, const absl::Status& why);
-  /// Whether a later worker of the rank has been heard.
-  bool isReplaced(Rank rank, std::uint64_t incarnation) const {
-    return workers_[static_cast<std::size_t>(rank)].incarnation > incarnation;
-  }
+  /// The worker of the rank that was heard last.
+  std::uint64_t incarnation(Rank rank) const { return workers_[static_cast<std::size_t>(rank)].incarnation; }
+  /// It has ended: what it has said and was not read yet counts no more. False: a later one has been heard.
+  bool workerEnded(Rank rank, std::uint64_t incarnation);
   /// Another worker has taken its place, which onWorkerConnected has told of.
   void restoreRank(Rank rank);
   /// A new group in place of one that has failed, if all its ranks are there again; else `group` itself.
@@ -154,11 +158,20 @@ class Executor {
   };
   struct WorkerLink {
     std::uint64_t incarnation = 0;
+    bool ended = false;  // nothing more of it counts
     bool subscribed = false;
     bool hello = false;
     v1::WorkerHello greeting;
     std::uint64_t nextSequence = 1;
     absl::Status gone;
+
+    /// Of another worker from now on, which counts as gone as long as the last one does.
+    void renew(std::uint64_t next) {
+      absl::Status still = std::move(gone);
+      *this = WorkerLink();
+      incarnation = next;
+      gone = std::move(still);
+    }
   };
   struct PendingFence {
     GroupId group = 0;
@@ -171,12 +184,10 @@ class Executor {
     Clock::time_point since;
   };
   using Cancels = absl::flat_hash_map<std::uint64_t, PendingCancel>;
-  void cancelReached(Rank rank, const v1::CancelReached& reached);
-  void decideCancel(Cancels::iterator cancel);
 
   Executor(zmq::socket_t frames, zmq::socket_t reports, const ExecutorOptions& options, ExecutorListener* listener);
   void handleSubscription(absl::string_view message);
-  /// Null: the worker that this comes from has been replaced.
+  /// Null: the worker that this comes from has ended.
   WorkerLink* linkTo(Rank rank, std::uint64_t incarnation);
   GroupId addGroup(const std::vector<Rank>& ranks, GroupId insteadOf);
   /// False: an item was postponed.
@@ -184,6 +195,8 @@ class Executor {
   /// Null: it says nothing of an error.
   static const v1::Status* errorOf(const v1::ReportItem& item);
   void frameDone(Rank rank, const v1::FrameDone& done);
+  void cancelReached(Rank rank, const v1::CancelReached& reached);
+  void decideCancel(Cancels::iterator cancel);
   void publish(const std::string& topic, const v1::Frame& frame);
   v1::WorkerCommand* append(GroupId group);
   bool hasCredit(const Group& group) const;

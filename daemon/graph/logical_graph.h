@@ -24,6 +24,7 @@ struct GraphOperator {
   std::uint32_t site = 0;  // of the session's
   std::chrono::steady_clock::time_point published;
   absl::InlinedVector<OperandId, 4> inputs;
+  absl::InlinedVector<OperandId, 1> written;  // of the inputs
   OperandId firstOutput = 0;
   std::uint32_t outputs = 0;
 };

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <vector>
 
 #include "daemon/rpc/acceptor.h"
@@ -83,7 +84,8 @@ class Server::Impl {
 
   absl::Status serve(SessionListener* listener);
   void setServing(bool serving) {
-    if (server_ != nullptr) server_->GetHealthCheckService()->SetServingStatus(serving);
+    const std::lock_guard lock(servingMutex_);
+    if (server_ != nullptr && !stopping_) server_->GetHealthCheckService()->SetServingStatus(serving);
   }
   void shutdown(milliseconds grace);
 
@@ -94,6 +96,8 @@ class Server::Impl {
   Acceptor acceptor_;
   std::unique_ptr<Service> service_;
   std::unique_ptr<grpc::Server> server_;
+  std::mutex servingMutex_;  // setServing() comes from any thread
+  bool stopping_ = false;    // guarded by it
 };
 
 absl::Status Server::Impl::serve(SessionListener* listener) {
@@ -123,6 +127,10 @@ void Server::Impl::shutdown(milliseconds grace) {
   acceptor_.stop();
   if (server_ != nullptr) {
     setServing(false);
+    {
+      const std::lock_guard lock(servingMutex_);
+      stopping_ = true;
+    }
     service_->streams().close(absl::UnavailableError("dtorchd is stopping"));
     service_->streams().waitUntilEmpty(std::chrono::steady_clock::now() + grace);
     acceptor_.shutdownServer(std::chrono::system_clock::now() + std::min(kRest, grace));

@@ -44,10 +44,6 @@ class PutLease {
   const TensorId tensor_;
 };
 
-absl::Status lateBy(std::uint32_t timeoutMs) {
-  return absl::DeadlineExceededError(absl::StrCat("it was not done within ", timeoutMs, " ms, its time limit"));
-}
-
 void sendResult(SessionChannel* channel, FutureId future, const TensorMeta* meta) {
   auto message = std::make_shared<v1::DaemonMessage>();
   message->mutable_result()->set_future(future);
@@ -216,13 +212,13 @@ bool ClientSession::run(const v1::Command& command) {
     case v1::Command::kSynchronize:
       return synchronize(command.synchronize());
     case v1::Command::kCancelCalls:
-      cancelCalls(command.cancel_calls().serial());
+      reachCancel(command.cancel_calls().serial());
       return true;
     case v1::Command::kAwaitWorkers:
       awaitWorkers(command.await_workers().future());
       return true;
     case v1::Command::kCancelGet:
-      cancel(command.cancel_get().future());
+      cancelGet(command.cancel_get().future());
       return true;
     case v1::Command::kStreamValue:
       services_->futures->stream(id_, command.stream_value().future());
@@ -331,7 +327,7 @@ bool ClientSession::canAppend(GroupId group) const {
 }
 
 OperandId ClientSession::publish(PlannedOperator* plan, absl::Span<const OperandId> inputs, std::uint32_t site,
-                                 OperatorNumber* number) {
+                                 OperatorNumber* number, absl::Span<const std::uint32_t> written) {
   Executor* executor = services_->executor;
   const GroupId group = plan->mesh->group;
   groups_.insert(group);
@@ -348,6 +344,8 @@ OperandId ClientSession::publish(PlannedOperator* plan, absl::Span<const Operand
   if (validate_) run->set_validate(true);
   ++operators_;
   services_->graph.retire(group, executor->oldestInFlight(group));
+  absl::InlinedVector<OperandId, 1> writtenOperands;
+  for (const std::uint32_t input : written) writtenOperands.push_back(inputs[input]);
   services_->graph.add({*number,
                         id_,
                         group,
@@ -355,6 +353,7 @@ OperandId ClientSession::publish(PlannedOperator* plan, absl::Span<const Operand
                         site,
                         std::chrono::steady_clock::now(),
                         {inputs.begin(), inputs.end()},
+                        std::move(writtenOperands),
                         first,
                         static_cast<std::uint32_t>(plan->wire.outputs_size())},
                        plan->wire.name());
@@ -415,9 +414,7 @@ bool ClientSession::runCall(const v1::Command& command) {
     refuse(command, op, cancelled_);
     return true;
   }
-  const auto deadline = arrived_ + std::chrono::milliseconds(command.timeout_ms());
-  if (command.timeout_ms() > 0 && std::chrono::steady_clock::now() > deadline)
-    return refuseFor(lateBy(command.timeout_ms()));
+  if (absl::Status late = checkTimeLimit(command); !late.ok()) return refuseFor(std::move(late));
   if (!op.refusal.ok()) return refuseFor(op.refusal);
   if (static_cast<std::uint32_t>(command.inputs_size()) != op.inputs) {
     return refuseFor(absl::InvalidArgumentError(
@@ -439,22 +436,17 @@ bool ClientSession::runCall(const v1::Command& command) {
   if (absl::Status apart = checkWritten(op, command, layouts); !apart.ok()) return refuseFor(std::move(apart));
   absl::StatusOr<PlannedOperator*> plan = services_->planner->plan(op, layouts, rules_, command.implicit());
   if (!plan.ok()) return refuseFor(plan.status());
-  if (*plan == nullptr) return false;
+  if (*plan == nullptr) return waitWithin(command);
   const GroupId group = (*plan)->mesh->group;
-  if (!canAppend(group)) return false;
+  if (!canAppend(group)) return waitWithin(command);
   if (const absl::Status& error = services_->executor->error(group); !error.ok()) return refuseFor(error);
   if (absl::Status quota = tensors_.checkQuota((*plan)->outputs); !quota.ok()) return refuseFor(std::move(quota));
   if (!(*plan)->redistributions.empty()) {
     redistributions_.add(op.name, definitions_.site(command.site()), (*plan)->redistributions);
   }
   OperatorNumber number = 0;
-  const OperandId first = publish(*plan, operands, command.site(), &number);
-  if (command.timeout_ms() > 0) {
-    const std::uint64_t fence = nextFence_++;
-    services_->executor->appendFence(group, fence);
-    fences_[fence] = {group, std::make_shared<PendingFence>(PendingFence{0, 1, number, deadline})};
-    services_->deadlines.emplace(deadline, CallDeadline{id_, number, command.timeout_ms(), command.site()});
-  }
+  const OperandId first = publish(*plan, operands, command.site(), &number, op.written);
+  if (command.timeout_ms() > 0) limitTime(command, number);
   for (const std::uint32_t input : op.written) {
     tensors_.addWriter(number, group, tensors_.memoryOf(command.inputs(static_cast<int>(input))), *services_->executor);
   }
@@ -759,72 +751,6 @@ bool ClientSession::synchronize(const v1::Synchronize& synchronize) {
   return true;
 }
 
-bool ClientSession::cancel(std::uint64_t token, std::uint64_t serial) {
-  if (token != cancelToken_ || serial <= cancelWanted_) return false;
-  cancelWanted_ = serial;
-  cancelInFlight();
-  return true;
-}
-
-void ClientSession::cancelCalls(std::uint64_t serial) {
-  if (serial > cancelWanted_) {
-    cancelWanted_ = serial;
-    cancelInFlight();
-  }
-  cancelDone_ = std::max(cancelDone_, serial);
-}
-
-void ClientSession::cancelInFlight() {
-  services_->executor->flush();
-  services_->graph.retireAll([this](GroupId group) { return services_->executor->oldestInFlight(group); });
-  const std::vector<const GraphOperator*> running = services_->graph.ofSession(id_, 0);
-  if (!running.empty()) endOperators(running.front()->number, running.back()->number, cancelled_);
-  std::vector<std::shared_ptr<PendingFence>> ended;
-  for (const auto& [fence, waiting] : fences_) {
-    if (waiting.pending->future != 0) ended.push_back(waiting.pending);
-  }
-  absl::erase_if(fences_, [](const auto& entry) { return entry.second.pending->future != 0; });
-  for (const auto& pending : ended) {
-    if (const FutureId future = std::exchange(pending->future, 0); future != 0) {
-      FutureTable::sendError(channel_.get(), future, cancelled_.get());
-    }
-  }
-}
-
-void ClientSession::deadlinePassed(const CallDeadline& late) {
-  const GraphOperator* op = services_->graph.find(late.number);
-  if (op == nullptr) return;
-  endOperators(late.number, late.number, fail(lateBy(late.timeoutMs), std::string(op->name), late.site));
-}
-
-void ClientSession::endOperators(OperatorNumber first, OperatorNumber last, const OperandFailurePtr& failure) {
-  const std::vector<const GraphOperator*> running = services_->graph.ofSession(id_, first);
-  struct Range {
-    OperatorNumber first;
-    OperatorNumber last;
-  };
-  absl::flat_hash_map<GroupId, Range> ranges;
-  absl::flat_hash_set<OperandId> ended;
-  const auto endOutputs = [&](const GraphOperator& op) {
-    for (std::uint32_t o = 0; o < op.outputs; ++o) ended.insert(op.firstOutput + o);
-  };
-  for (const GraphOperator* op : running) {
-    if (op->number > last) break;
-    endOutputs(*op);
-    tensors_.writerFailed(op->number, failure);
-    if (awaited_ && awaited_->number == op->number) failAwaited(failure);
-    ranges.try_emplace(op->group, Range{op->number, op->number}).first->second.last = op->number;
-  }
-  tensors_.failOperands(ended, failure);
-  for (const GraphOperator* op : running) {
-    const auto isEnded = [&](OperandId input) { return ended.contains(input); };
-    if (std::any_of(op->inputs.begin(), op->inputs.end(), isEnded)) endOutputs(*op);
-  }
-  tensors_.failOperands(ended, failure);
-  services_->futures->failOperands(id_, ended, failure.get());
-  for (const auto& [group, range] : ranges) services_->executor->cancel(group, id_, range.first, range.last);
-}
-
 void ClientSession::awaitWorkers(FutureId future) {
   services_->health.await({id_, future, [channel = channel_, future](const absl::Status& health) {
                              if (health.ok()) return sendResult(channel.get(), future, nullptr);
@@ -833,7 +759,7 @@ void ClientSession::awaitWorkers(FutureId future) {
                            }});
 }
 
-void ClientSession::cancel(FutureId future) {
+void ClientSession::cancelGet(FutureId future) {
   services_->futures->cancel(id_, future);
   services_->health.cancel(id_, future);
   // Nobody hears the error that a synchronize would tell: the next one does.
@@ -852,14 +778,7 @@ void ClientSession::fenceReached(std::uint64_t fence) {
   if (it == fences_.end()) return;
   std::shared_ptr<PendingFence> pending = it->second.pending;
   fences_.erase(it);
-  if (--pending->missing > 0) return;
-  if (pending->future != 0) return finishSynchronize(pending->future);
-  const auto [begin, end] = services_->deadlines.equal_range(pending->deadline);
-  for (auto timer = begin; timer != end; ++timer) {
-    if (timer->second.session != id_ || timer->second.number != pending->call) continue;
-    services_->deadlines.erase(timer);
-    break;
-  }
+  if (--pending->missing == 0) finishSynchronize(pending->future);
 }
 
 void ClientSession::failBrokenGroups(Rank rank, const absl::Status& why) {
@@ -899,8 +818,8 @@ void ClientSession::close() {
   services_->health.dropSession(id_);
   if (awaited_) failAwaited(fail(absl::CancelledError("the session has ended"), awaited_->op->name, awaited_->site));
   release(tensors_.ids());
-  for (const GroupId group : groups_) services_->executor->endSession(group, id_);
-  services_->executor->flush();
+  forgetTimeLimits();
+  services_->executor->endSession(id_);
 }
 
 v1::SessionStatus ClientSession::status() const {
@@ -916,9 +835,7 @@ v1::SessionStatus ClientSession::status() const {
   status.set_tensor_bytes(static_cast<std::int64_t>(tensors_.bytes()));
   status.set_operators(operators_);
   status.set_failed(failures_.count());
-  const auto synchronizes = std::count_if(fences_.begin(), fences_.end(),
-                                          [](const auto& entry) { return entry.second.pending->future != 0; });
-  status.set_futures(services_->futures->pendingOf(id_) + static_cast<std::uint64_t>(synchronizes));
+  status.set_futures(services_->futures->pendingOf(id_) + fences_.size());
   status.set_redistributions(redistributions_.count());
   return status;
 }

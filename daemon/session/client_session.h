@@ -1,6 +1,7 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,8 +53,8 @@ class ClientSession {
   OperandFailurePtr failureOf(OperandId operand, Rank rank, const v1::FetchedValue& value);
   void fenceReached(std::uint64_t fence);
   /// The client wants none of what it has called before its CancelCalls `serial`. True: work() may go on.
-  bool cancel(std::uint64_t token, std::uint64_t serial);
-  void deadlinePassed(const CallDeadline& late);
+  bool cancelCalls(std::uint64_t token, std::uint64_t serial);
+  void deadlinesPassed(const std::vector<CallDeadline>& calls);
   /// A worker is gone: fences of its groups end, and their tensors are lost.
   void failBrokenGroups(Rank rank, const absl::Status& why);
 
@@ -85,16 +86,30 @@ class ClientSession {
   void sendJson(FutureId future, const google::protobuf::Message& message);
   bool synchronize(const v1::Synchronize& synchronize);
   void awaitWorkers(FutureId future);
-  void cancelCalls(std::uint64_t serial);
+  /// The CancelCalls on the stream.
+  void reachCancel(std::uint64_t serial);
   /// Ends all that is in flight.
   void cancelInFlight();
-  /// Ends operators `first` to `last` and what depends on them, as far as it is in flight.
-  void endOperators(OperatorNumber first, OperatorNumber last, const OperandFailurePtr& failure);
+  /// A call in flight that ends before it is done, and why: asked for unless it depends on another one that ends.
+  struct EndingCall {
+    const GraphOperator* op = nullptr;
+    std::function<OperandFailurePtr()> failure;
+  };
+  /// Ends these calls, in the order of their numbers, and what depends on them as far as it is in flight.
+  /// `allBetween`: they are all that the session has in flight.
+  void endCalls(const std::vector<EndingCall>& ending, bool allBetween);
+  /// DEADLINE_EXCEEDED once the call's time is over.
+  absl::Status checkTimeLimit(const v1::Command& command) const;
+  /// The call must wait, but not for longer than its time limit. False.
+  bool waitWithin(const v1::Command& command);
+  /// The call has been published as operator `number`.
+  void limitTime(const v1::Command& command, OperatorNumber number);
+  void forgetTimeLimits();
   /// Calls that are read now stand before a CancelCalls.
   bool isCancelling() const { return cancelWanted_ > cancelDone_; }
   void release(absl::Span<const TensorId> tensors);
 
-  void cancel(FutureId future);
+  void cancelGet(FutureId future);
   void finishSynchronize(FutureId future);
   /// Whether the group takes commands now, or has failed for good (then they are dropped).
   bool canAppend(GroupId group) const;
@@ -115,7 +130,7 @@ class ClientSession {
   OperandFailurePtr unknownTensor(TensorId tensor, const std::string& operatorName, std::uint32_t site);
   /// The first of the new operands; `number` becomes the operator's.
   OperandId publish(PlannedOperator* plan, absl::Span<const OperandId> inputs, std::uint32_t site,
-                    OperatorNumber* number);
+                    OperatorNumber* number, absl::Span<const std::uint32_t> written = {});
   /// Ends the session, unless `status` is OK.
   void protocolError(const absl::Status& status);
 
@@ -139,6 +154,8 @@ class ClientSession {
   std::uint64_t cancelWanted_ = 0;  // serials
   std::uint64_t cancelDone_ = 0;
   OperandFailurePtr cancelled_;  // of all cancelled calls: nobody need be told
+  bool hasTimeLimits_ = false;
+  std::chrono::steady_clock::time_point waitsUntil_;  // for its turn, the last call with a time limit that had to
 
   Definitions definitions_;
   RuleBook rules_;  // that it has declared, above those of the operator libraries
@@ -165,10 +182,8 @@ class ClientSession {
   std::uint64_t nextFence_;
   // One synchronize waits for a fence in each group that the session has used.
   struct PendingFence {
-    FutureId future = 0;  // 0: of a call with a time limit
+    FutureId future = 0;
     std::size_t missing = 0;
-    OperatorNumber call = 0;
-    std::chrono::steady_clock::time_point deadline;
   };
   struct Fence {
     GroupId group = 0;

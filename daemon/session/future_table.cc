@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "proto/codec.h"
 #include "proto/segment_codec.h"
 
@@ -20,7 +21,8 @@ constexpr std::uint64_t kMaxLentBytes = 1u << 30;
 FutureId FutureTable::await(SessionId session, std::shared_ptr<SessionChannel> channel, FutureId clientFuture,
                             GroupId group, OperandId operand, std::uint64_t bytes, bool byTicket) {
   const FutureId fetch = next_++;
-  pending_[fetch] = {session, std::move(channel), clientFuture, group, operand, bytes, byTicket};
+  pending_[fetch] = {session, std::move(channel),        clientFuture, group,
+                     operand, executor_->lastOperator(), bytes,        byTicket};
   Waiting& waiting = waiting_[session];
   waiting.fetches[clientFuture] = fetch;
   waiting.bytes += bytes;
@@ -98,8 +100,13 @@ void FutureTable::resolve(Rank rank, const v1::FetchedValue& value, OperandFailu
     return;
   }
   if (value.has_segment()) {
-    LargeValue large{std::move(pending),        rank,         value.future(),
-                     fromWire(value.segment()), value.meta(), static_cast<std::uint64_t>(meta->bytes())};
+    LargeValue large{std::move(pending),
+                     rank,
+                     value.future(),
+                     fromWire(value.segment()),
+                     value.meta(),
+                     absl::OkStatus(),
+                     static_cast<std::uint64_t>(meta->bytes())};
     const std::uint64_t lent = waiting_[large.pending.session].lentBytes;
     if (large.pending.byTicket && value.has_ticket() && (lent == 0 || lent + large.bytes <= kMaxLentBytes)) {
       lend(std::move(large), value.ticket());
@@ -135,7 +142,7 @@ void FutureTable::lend(LargeValue value, const v1::ValueTicket& ticket) {
 }
 
 void FutureTable::transfer(LargeValue value) {
-  absl::StatusOr<Segment> segment = Segment::open(value.segment);
+  absl::StatusOr<Segment> segment = value.lost.ok() ? Segment::open(value.segment) : value.lost;
   if (segment.ok() && segment->size() < value.bytes) segment = absl::InternalError("a value exceeds its segment");
   const SessionId session = value.pending.session;
   if (!segment.ok()) {
@@ -217,26 +224,43 @@ void FutureTable::cancel(SessionId session, FutureId clientFuture) {
   close(session, cancelled);
 }
 
-void FutureTable::failOperands(SessionId session, const absl::flat_hash_set<OperandId>& operands,
-                               OperandFailure* failure) {
+template <typename FailureOf>
+void FutureTable::failPending(FailureOf failureOf) {
   for (auto it = pending_.begin(); it != pending_.end();) {
     const auto current = it++;
-    if (current->second.session != session || !operands.contains(current->second.operand)) continue;
+    OperandFailure* failure = failureOf(current->second);
+    if (failure == nullptr) continue;
     const Pending pending = take(current);
     close(pending.session, pending.bytes);
     sendError(pending.channel.get(), pending.clientFuture, failure);
   }
 }
 
-void FutureTable::failBrokenGroups(Rank rank) {
-  for (auto it = pending_.begin(); it != pending_.end();) {
-    const auto current = it++;
-    const absl::Status& error = executor_->error(current->second.group);
-    if (error.ok()) continue;
-    OperandFailure failure{error, "get", rank, ""};
-    const Pending pending = take(current);
-    close(pending.session, pending.bytes);
-    sendError(pending.channel.get(), pending.clientFuture, &failure);
+void FutureTable::failOperands(SessionId session, const EndedOperands& operands) {
+  failPending([&](const Pending& pending) -> OperandFailure* {
+    const auto it = pending.session == session ? operands.find(pending.operand) : operands.end();
+    return it != operands.end() && pending.behind >= it->second.since ? it->second.failure.get() : nullptr;
+  });
+}
+
+void FutureTable::failAll(SessionId session, OperandFailure* failure) {
+  failPending([&](const Pending& pending) { return pending.session == session ? failure : nullptr; });
+}
+
+void FutureTable::failBrokenGroups(Rank rank, const absl::Status& why) {
+  OperandFailure failure;
+  failPending([&](const Pending& pending) -> OperandFailure* {
+    const absl::Status& error = executor_->error(pending.group);
+    if (error.ok()) return nullptr;
+    failure = {error, "get", rank, ""};
+    return &failure;
+  });
+  // A client may have been told of them and not been there yet.
+  for (auto& [session, waiting] : waiting_) {
+    for (auto& [future, value] : waiting.lent) {
+      if (value.rank == rank)
+        value.lost = absl::Status(kTensorLost, absl::StrCat("the value is lost: ", why.message()));
+    }
   }
 }
 

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "core/ids.h"
 #include "daemon/executor/executor.h"
 #include "daemon/graph/tensor_layout.h"
@@ -39,10 +38,18 @@ class FutureTable {
   void cancel(SessionId session, FutureId clientFuture);
   /// The client cannot reach what was lent: sends it on. Does nothing when there is no such value.
   void stream(SessionId session, FutureId clientFuture);
+  /// What an operand holds from operator `since` on does not come.
+  struct EndedOperand {
+    OperandFailurePtr failure;
+    OperatorNumber since = 0;
+  };
+  using EndedOperands = absl::flat_hash_map<OperandId, EndedOperand>;
   /// Fails what the session waits for of these operands.
-  void failOperands(SessionId session, const absl::flat_hash_set<OperandId>& operands, OperandFailure* failure);
-  /// Fails whatever waits for a group that has an error.
-  void failBrokenGroups(Rank rank);
+  void failOperands(SessionId session, const EndedOperands& operands);
+  /// Fails all that the session waits for.
+  void failAll(SessionId session, OperandFailure* failure);
+  /// Fails whatever waits for a group that has an error, and what `rank` has lent.
+  void failBrokenGroups(Rank rank, const absl::Status& why);
   void dropSession(SessionId session);
   /// The client takes more: go on with its transfers.
   void continueTransfers(SessionId session);
@@ -57,6 +64,7 @@ class FutureTable {
     FutureId clientFuture = 0;
     GroupId group = 0;
     OperandId operand = 0;
+    OperatorNumber behind = 0;  // the last operator before it
     std::uint64_t bytes = 0;
     bool byTicket = false;
   };
@@ -67,6 +75,7 @@ class FutureTable {
     FutureId fetch = 0;
     SegmentRef segment;
     v1::TensorMeta meta;
+    absl::Status lost;        // its worker has ended
     std::uint64_t bytes = 0;  // of `segment`, which may be larger
   };
   // One on its way to a client.
@@ -88,6 +97,9 @@ class FutureTable {
   bool advance(Transfer* transfer);
   void release(const LargeValue& value) { release(value.rank, value.fetch); }
   void release(Rank rank, FutureId fetch);
+  /// Fails those that `failureOf` has a failure for.
+  template <typename FailureOf>
+  void failPending(FailureOf failureOf);
   /// Takes one out of pending_; what it waits for is open no more.
   Pending take(absl::flat_hash_map<FutureId, Pending>::iterator it);
   void close(SessionId session, std::uint64_t bytes);

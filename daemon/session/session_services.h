@@ -22,13 +22,14 @@
 
 namespace dtorch {
 
-/// A call that shall be done by some time.
+/// A call that shall be done by some time. Number 0: one that waits for its turn.
 struct CallDeadline {
   SessionId session = 0;
   OperatorNumber number = 0;
   std::uint32_t timeoutMs = 0;
   std::uint32_t site = 0;
 };
+using CallDeadlines = std::multimap<std::chrono::steady_clock::time_point, CallDeadline>;
 
 /// Counts and tables shared by all sessions of a daemon. Thread: the controller loop's.
 struct SessionServices {
@@ -45,7 +46,8 @@ struct SessionServices {
   v1::RuleList ruledOperators;  // by the tables and these; empty: nobody has asked yet
   std::size_t maxRules = 0;     // session.max_rules
   LogicalGraph graph;
-  std::multimap<std::chrono::steady_clock::time_point, CallDeadline> deadlines;
+  CallDeadlines deadlines;
+  std::size_t sweepDeadlinesAt = 4096;  // so many may be of calls that are done
   WorkersHealth health;
   bool validate = false;     // session.validate
   std::uint64_t failed = 0;  // operators, over all sessions

@@ -109,11 +109,19 @@ void TensorTable::addWriter(OperatorNumber number, GroupId group, std::shared_pt
   writers.push_back({number, std::move(memory)});
 }
 
-void TensorTable::failOperands(absl::flat_hash_set<OperandId>& operands, const OperandFailurePtr& failure) {
+void TensorTable::failOperands(const absl::flat_hash_map<OperandId, OperandFailurePtr>& operands) {
   for (auto& [tensor, operand] : tensors_) {
-    if (operands.contains(operand.id) && operand.failure() == nullptr) operand.error = failure;
-    if (operand.id != 0 && operand.failure() != nullptr) operands.insert(operand.id);
+    const auto it = operands.find(operand.id);
+    if (it != operands.end() && operand.failure() == nullptr) operand.error = it->second;
   }
+}
+
+absl::flat_hash_set<OperandId> TensorTable::failedOperands() const {
+  absl::flat_hash_set<OperandId> failed;
+  for (const auto& [tensor, operand] : tensors_) {
+    if (operand.id != 0 && operand.failure() != nullptr) failed.insert(operand.id);
+  }
+  return failed;
 }
 
 void TensorTable::failBroken(const OperandFailurePtr& failure, const Executor& executor) {

@@ -73,8 +73,10 @@ class TensorTable {
   void failMemory(TensorId tensor, const OperandFailurePtr& failure);
   /// `number` will write to the memory; remembered until every rank of `group` has done it.
   void addWriter(OperatorNumber number, GroupId group, std::shared_ptr<OperandMemory> memory, const Executor& executor);
-  /// Tensors that stand for these operands have no value; adds the operands of those that had none before.
-  void failOperands(absl::flat_hash_set<OperandId>& operands, const OperandFailurePtr& failure);
+  /// Tensors that stand for these operands have no value.
+  void failOperands(const absl::flat_hash_map<OperandId, OperandFailurePtr>& operands);
+  /// The operands of tensors without a value.
+  absl::flat_hash_set<OperandId> failedOperands() const;
   /// Tensors of groups that have failed have lost their value.
   void failBroken(const OperandFailurePtr& failure, const Executor& executor);
   /// `number` has failed on some rank: what it was to write to is lost.

@@ -93,11 +93,11 @@ class Supervisor::Impl {
   absl::Status start();
 
   absl::Status launch(const WorkerSpec& spec);
-  void markReady(Rank rank);
+  void markReady(Rank rank, std::uint64_t incarnation);
   std::vector<WorkerSnapshot> snapshot();
   std::vector<std::string> lastLines(Rank rank);
   void expectExits();
-  void end(Rank rank);
+  void end(Rank rank, std::uint64_t incarnation);
   void terminateAll(milliseconds grace);
 
  private:
@@ -197,10 +197,10 @@ absl::Status Supervisor::Impl::launch(const WorkerSpec& spec) {
   return absl::OkStatus();
 }
 
-void Supervisor::Impl::markReady(Rank rank) {
+void Supervisor::Impl::markReady(Rank rank, std::uint64_t incarnation) {
   const std::lock_guard lock(mutex_);
   const auto it = workers_.find(rank);
-  if (it == workers_.end() || it->second.state != WorkerState::kStarting) return;
+  if (it == workers_.end() || it->second.serial != incarnation || it->second.state != WorkerState::kStarting) return;
   it->second.state = WorkerState::kReady;
   it->second.hearableSince = Clock::now();
 }
@@ -231,10 +231,11 @@ std::vector<std::string> Supervisor::Impl::lastLines(Rank rank) {
   return it->second.handle != nullptr ? it->second.handle->lastLines() : it->second.lastLines;
 }
 
-void Supervisor::Impl::end(Rank rank) {
+void Supervisor::Impl::end(Rank rank, std::uint64_t incarnation) {
   const std::lock_guard lock(mutex_);
   const auto it = workers_.find(rank);
-  if (it != workers_.end() && it->second.handle != nullptr) it->second.handle->terminate(true);
+  if (it == workers_.end() || it->second.serial != incarnation || it->second.handle == nullptr) return;
+  it->second.handle->terminate(true);
 }
 
 void Supervisor::Impl::expectExits() {
@@ -472,10 +473,10 @@ absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::start(const SupervisorOp
 }
 
 absl::Status Supervisor::launch(const WorkerSpec& spec) { return impl_->launch(spec); }
-void Supervisor::markReady(Rank rank) { impl_->markReady(rank); }
+void Supervisor::markReady(Rank rank, std::uint64_t incarnation) { impl_->markReady(rank, incarnation); }
 std::vector<WorkerSnapshot> Supervisor::snapshot() const { return impl_->snapshot(); }
 std::vector<std::string> Supervisor::lastLines(Rank rank) const { return impl_->lastLines(rank); }
-void Supervisor::end(Rank rank) { impl_->end(rank); }
+void Supervisor::end(Rank rank, std::uint64_t incarnation) { impl_->end(rank, incarnation); }
 void Supervisor::expectExits() { impl_->expectExits(); }
 void Supervisor::terminateAll(milliseconds grace) { impl_->terminateAll(grace); }
 

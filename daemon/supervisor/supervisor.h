@@ -72,13 +72,14 @@ class Supervisor {
   /// ALREADY_EXISTS: it has one. CANCELLED: after expectExits(). Else the launcher's error, which is the worker's
   /// detail from then on; onExit is not told.
   absl::Status launch(const WorkerSpec& spec);
-  /// The daemon has received this worker's hello and seen its subscription.
-  void markReady(Rank rank);
+  /// The daemon has received this worker's hello and seen its subscription. Does nothing for one that has ended.
+  void markReady(Rank rank, std::uint64_t incarnation);
   std::vector<WorkerSnapshot> snapshot() const;
   /// Last log lines of a worker, for the message about one that did not come up.
   std::vector<std::string> lastLines(Rank rank) const;
-  /// Ends a worker that cannot be trusted any more (SIGKILL; in thread mode it is asked). Does nothing for a dead one.
-  void end(Rank rank);
+  /// Ends a worker that cannot be trusted any more (SIGKILL; in thread mode it is asked). Does nothing for one that has
+  /// ended.
+  void end(Rank rank, std::uint64_t incarnation);
   /// The workers are about to be sent Shutdown: from now on their ends are no losses. Idempotent.
   void expectExits();
   /// Expects exits, waits up to `grace` for all to end by themselves, then SIGTERM, a second later SIGKILL.

@@ -156,7 +156,7 @@ TEST_CASE("version works with and without a daemon") {
   FakeDaemon::Options options;
   options.status = exampleStatus(v1::HEALTH_HEALTHY);
   FakeDaemon daemon(options);
-  CHECK(run(daemon.socket(), {"version"}).out == "dtorchctl 0.1.0, protocol 1\ndtorchd 0.1.0, pid 4711\n");
+  CHECK(run(daemon.socket(), {"version"}).out == "dtorchctl 0.1.0, protocol 2\ndtorchd 0.1.0, pid 4711\n");
   const Outcome alone = run("/tmp/dtorch-no-such-daemon.sock", {"version", "--json"});
   CHECK(alone.exitCode == 0);
   CHECK(nlohmann::json::parse(alone.out)["dtorchd"].is_null());

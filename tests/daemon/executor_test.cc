@@ -245,8 +245,8 @@ TEST_CASE("a worker in another one's place has a topic of its own, and the old o
   workers.send(1, hello.SerializeAsString());
   workers.subscribe(1, workerTopic(1, 7));
   workers.untilEvent("connected 1");
-  CHECK(workers.executor->isReplaced(1, 0));
-  CHECK_FALSE(workers.executor->isReplaced(1, 7));
+  CHECK_FALSE(workers.executor->workerEnded(1, 0));
+  CHECK(workers.executor->incarnation(1) == 7);
   workers.executor->restoreRank(1);
   const GroupId again = workers.executor->reform(both);
   CHECK(again != both);
@@ -264,6 +264,13 @@ TEST_CASE("a worker in another one's place has a topic of its own, and the old o
   v1::ReportItem fault;
   fault.mutable_fault();
   workers.report(1, std::move(fault));
+  workers.frameDone(0, again, 99);
+  workers.untilEvent("fault DATA_LOSS 0");
+  CHECK(workers.listener.events.size() == 1);
+  // Nor does what it has said when its end is known.
+  CHECK(workers.executor->workerEnded(1, 7));
+  workers.listener.events.clear();
+  workers.send(1, hello.SerializeAsString());
   workers.frameDone(0, again, 99);
   workers.untilEvent("fault DATA_LOSS 0");
   CHECK(workers.listener.events.size() == 1);

@@ -107,10 +107,10 @@ TEST_CASE("the first cause goes before a value, and is then observed") {
 TEST_CASE("a future whose group breaks is failed, with the reason") {
   Table table;
   const FutureId fetch = table.await(3);
-  table.futures.failBrokenGroups(0);
+  table.futures.failBrokenGroups(0, absl::AbortedError("killed"));
   CHECK(table.channel->sent.empty());
   table.workers.executor->failRank(0, absl::UnavailableError("killed"));
-  table.futures.failBrokenGroups(0);
+  table.futures.failBrokenGroups(0, absl::AbortedError("killed"));
   REQUIRE(table.channel->sent.size() == 1);
   CHECK(table.channel->sent[0].error().message().find("killed") != std::string::npos);
   CHECK(table.futures.pendingOf(kSession) == 0);

@@ -421,7 +421,7 @@ TEST_CASE("starting, ready, silent, ready again, dead") {
   CHECK(f.of(0).lastHeartbeat.done() == 1);
 
   const auto start = Clock::now();
-  f.supervisor->markReady(0);
+  f.supervisor->markReady(0, 1);
   CHECK(f.of(0).state == WorkerState::kReady);
   CHECK(f.eventually([&] { return f.of(0).state == WorkerState::kSilent; }));
   CHECK(since(start) >= 200);
@@ -445,7 +445,7 @@ TEST_CASE("a silent worker is killed in the end, and it is said why") {
   Fixture f(std::make_unique<FakeLauncher>(&terminated), options);
   REQUIRE(f.supervisor->launch(specOf(0)).ok());
   const auto start = Clock::now();
-  f.supervisor->markReady(0);
+  f.supervisor->markReady(0, 1);
   CHECK(f.eventually([&] { return f.of(0).state == WorkerState::kSilent; }));
   CHECK(since(start) < 400);
   const std::string detail = f.exits.wait();
@@ -517,7 +517,9 @@ TEST_CASE("a replacement that cannot be started, or does not come up, is tried a
   options.restart = {.delay = milliseconds(1), .longestDelay = milliseconds(2), .limit = 3};
   Fixture f(std::make_unique<Launcher>(&terminated), options);
   REQUIRE(f.supervisor->launch(specOf(0)).ok());
-  f.supervisor->end(0);
+  f.supervisor->end(0, 7);  // not this one
+  CHECK(terminated == 0);
+  f.supervisor->end(0, 1);
   f.exits.wait(4);
   const std::vector<WorkerExit> exits = f.exits.all();
   REQUIRE(exits.size() == 4);

@@ -1,4 +1,5 @@
 // Calls with a time limit, and calls that are cancelled: who is told, how soon, and what is left.
+#include <grpcpp/create_channel.h>
 #include <signal.h>
 
 #include <string>
@@ -8,6 +9,8 @@
 #include "absl/strings/match.h"
 #include "client/cpp/operators.h"
 #include "client/cpp/session.h"
+#include "dtorch/v1/client.grpc.pb.h"
+#include "proto/version.h"
 #include "tests/catch.h"
 #include "tests/process/daemon_fixture.h"
 
@@ -151,13 +154,121 @@ TEST_CASE("a call that is late fails with its time limit, and all that depends o
   CHECK(failureKind(late.get().wait(kDeadline).status()) == FailureKind::kDeadline);
 }
 
+TEST_CASE("CANCEL-1: meshes that overlap agree on what is dropped") {
+  DaemonFixture daemon({.workers = 3, .flags = {"--comm.timeout", "20s"}});
+  const auto session = daemon.connect();
+  const auto some = session->mesh({0, 1});
+  REQUIRE(some.ok());
+  const std::vector<float> values = {1, 2, 3, 4, 5, 6, 7};
+  for (int round = 0; round < 40; ++round) {
+    std::vector<Tensor> ends;
+    for (const Mesh* mesh : {&session->mesh(), &*some}) {
+      ends.push_back(session->put(HostView::of(values, {7}), *mesh, {Placement::shard(0)}));
+    }
+    for (int i = 0; i < 100; ++i) {
+      for (Tensor& x : ends) x = x.redistribute({i % 2 == 0 ? Placement::replicate() : Placement::shard(0)});
+    }
+    std::vector<Tensor> drawn;
+    for (int i = 0; i < 20; ++i) drawn.push_back(session->call("aten::rand", {Sizes{2}}, {.mesh = session->mesh()}));
+    const std::vector<Future<HostTensor>> pending = {ends[0].get(), ends[1].get(), drawn.back().get()};
+    std::this_thread::sleep_for(std::chrono::microseconds(round * 200));
+    REQUIRE(session->cancel().ok());
+    for (const Future<HostTensor>& value : pending) {
+      const absl::Status status = value.wait(kDeadline).status();
+      CAPTURE(round, message(status));
+      REQUIRE((status.ok() || isCancelled(status)));
+    }
+    REQUIRE(sumOfOnes(*session).value_or(0) == 8);
+    // All ranks have drawn the same numbers.
+    const Tensor next = session->call("aten::rand", {Sizes{2}}, {.mesh = session->mesh()});
+    std::vector<std::vector<float>> parts;
+    for (Rank rank = 0; rank < 3; ++rank) {
+      const auto part = next.getLocal(rank).wait(kDeadline);
+      REQUIRE(part.ok());
+      const auto numbers = *part->values<float>();
+      parts.emplace_back(numbers.begin(), numbers.end());
+    }
+    REQUIRE(parts[0] == parts[1]);
+    REQUIRE(parts[0] == parts[2]);
+  }
+}
+
+TEST_CASE("a value that is only fetched is cancelled, too, while its worker stands still") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+  const std::vector<float> values = {1, 2};
+  const Tensor x = session->put(HostView::of(values, {2}), session->mesh());
+  REQUIRE(x.get().wait(kDeadline).ok());
+  const auto stopped = static_cast<pid_t>(daemon.status().workers(0).pid());
+  REQUIRE(::kill(stopped, SIGSTOP) == 0);
+  const Future<HostTensor> whole = x.get();
+  const Future<HostTensor> part = x.getLocal(0);
+  CHECK(absl::IsDeadlineExceeded(whole.wait(milliseconds(50)).status()));
+  REQUIRE(session->cancel().ok());
+  CHECK(isCancelled(whole.wait(seconds(5)).status()));
+  CHECK(isCancelled(part.wait(seconds(5)).status()));
+  REQUIRE(::kill(stopped, SIGCONT) == 0);
+  CHECK(x.get().wait(kDeadline).ok());
+}
+
+TEST_CASE("what was asked for before a late write is what it was") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+  const Tensor start = square(*session, session->mesh());
+  const Tensor written = session->call("aten::zeros", {Sizes{2}});
+  REQUIRE(written.get().wait(kDeadline).ok());
+  const Tensor busy = slow(*session, start, 40);
+  const Future<HostTensor> before = written.get();
+  const Tensor late = session->call("aten::add_.Tensor", {written, 1.0}, {.timeout = milliseconds(50)});
+  const Future<HostTensor> after = written.get();
+  CHECK(failureKind(after.wait(kDeadline).status()) == FailureKind::kDeadline);
+  const auto value = before.wait(kDeadline);
+  REQUIRE(value.ok());
+  CHECK(value->values<float>()->front() == 0);
+  CHECK(busy.get().wait(kDeadline).ok());
+  // One call was late, and one failure is told of.
+  CHECK(session->synchronize().wait(kDeadline).ok());
+}
+
+TEST_CASE("a call that waits for its turn is late, too") {
+  DaemonFixture daemon({.flags = {"--executor.max_operators_in_flight", "100"}});
+  const auto session = daemon.connect();
+  const std::vector<float> values = {1, 2};
+  const Tensor x = session->put(HostView::of(values, {2}), session->mesh());
+  REQUIRE(x.get().wait(kDeadline).ok());
+  const auto stopped = static_cast<pid_t>(daemon.status().workers(1).pid());
+  REQUIRE(::kill(stopped, SIGSTOP) == 0);
+  std::vector<Tensor> all;
+  for (int i = 0; i < 300; ++i)
+    all.push_back(session->call("aten::mul.Tensor", {x, 2.0}, {.timeout = milliseconds(200)}));
+  const auto begin = Clock::now();
+  for (const Tensor& each : all) {
+    REQUIRE(failureKind(each.get().wait(kDeadline).status()) == FailureKind::kDeadline);
+  }
+  CHECK(Clock::now() - begin < seconds(3));
+  REQUIRE(::kill(stopped, SIGCONT) == 0);
+  CHECK(x.get().wait(kDeadline).ok());
+  CHECK(eventually([&] { return session->synchronize().wait(kDeadline).ok(); }, kDeadline));
+}
+
 TEST_CASE("nobody cancels another session's calls") {
   DaemonFixture daemon;
   const auto session = daemon.connect();
   const auto other = daemon.connect();
-  const Tensor end = slow(*other, square(*other, other->mesh()), 5);
+  const Tensor end = slow(*other, square(*other, other->mesh()), 20);
+  const Future<HostTensor> value = end.get();
   REQUIRE(session->cancel().ok());
-  CHECK(end.get().wait(kDeadline).ok());
+  const auto stub =
+      v1::Dtorch::NewStub(grpc::CreateChannel("unix:" + daemon.socket(), grpc::InsecureChannelCredentials()));
+  v1::CancelRequest request;
+  request.set_protocol(kProtocolVersion);
+  request.set_session(other->id());
+  request.set_token(12345);
+  request.set_serial(1);
+  grpc::ClientContext context;
+  v1::CancelReply reply;
+  CHECK(stub->Cancel(&context, request, &reply).ok());  // nobody learns whether it was right
+  CHECK(value.wait(kDeadline).ok());
 }
 
 }  // namespace dtorch

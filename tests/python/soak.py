@@ -28,6 +28,12 @@ GROWTH = 24 << 20      # bytes that a process may grow by, from the first pause 
 PATIENCE = 60          # s
 
 
+def write_fault(file, text):
+    """A line of its own."""
+    with open(file, "a") as out:
+        out.write(text.replace("\n", " | ") + "\n")
+
+
 # --- a client ---
 
 class Client:
@@ -45,8 +51,7 @@ class Client:
         self.ends = True
 
     def fault(self, text):
-        with open(self.faults, "a") as out:
-            out.write(text + "\n")
+        write_fault(self.faults, text)
 
     def run(self):
         while not self.ends:
@@ -132,8 +137,7 @@ class Soak:
         self.next_seed = options.seed * 1000
 
     def fault(self, text):
-        with open(self.faults, "a") as out:
-            out.write(text + "\n")
+        write_fault(self.faults, text)
 
     def start_client(self):
         self.next_seed += 1
@@ -162,8 +166,8 @@ class Soak:
     def act(self):
         """One thing that happens to somebody."""
         action = self.random.choice(("kill worker", "kill worker", "stop worker", "kill client", "stop client", "status"))
-        self.done[action] += 1
         if action == "status":
+            self.done[action] += 1
             return self.status()
         if action.endswith("worker"):
             pids = self.worker_pids()
@@ -171,6 +175,10 @@ class Soak:
             pids = [client.pid for client in self.clients if client.poll() is None]
         if not pids:
             return
+        # Mostly one after the other: all together must be up now and then, however long that takes here.
+        if action == "kill worker" and self.status()["health"] != "healthy" and self.random.random() < 0.8:
+            return
+        self.done[action] += 1
         pid = self.random.choice(pids)
         if action.startswith("kill"):
             return self.signal(pid, signal.SIGKILL)
@@ -193,7 +201,7 @@ class Soak:
             if client.returncode == 0:
                 self.counts.update(json.loads(out.splitlines()[-1]))
             elif client.returncode not in (-signal.SIGKILL, -signal.SIGTERM):  # the latter: before it listens
-                self.fault(f"a client ended with {client.returncode}: {err[-2000:]}")
+                self.fault(f"a client ended with {client.returncode}: {err[-2000:]}; {self.status()['workers']}")
 
     def pause(self):
         """Everybody ends; then nothing may be left."""

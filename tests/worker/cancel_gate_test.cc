@@ -38,6 +38,17 @@ TEST_CASE("CANCEL-1: what has begun somewhere runs everywhere, the rest nowhere"
   CHECK_FALSE(gate.begin(kComm, 1, 20));
 }
 
+TEST_CASE("of a list of operators only those are held") {
+  CancelGate gate;
+  gate.hold(1, 1, 3, 9, {3, 6, 9});
+  CHECK_FALSE(gate.begin(kCompute, 1, 4));
+  gate.decide(1, {4, 0});
+  CHECK_FALSE(gate.begin(kCompute, 1, 5));
+  CHECK(gate.begin(kCompute, 1, 6));
+  CHECK_FALSE(gate.begin(kCompute, 1, 8));
+  CHECK(gate.begin(kComm, 1, 3));
+}
+
 TEST_CASE("an operator waits until it is decided, or the worker ends") {
   CancelGate gate;
   gate.hold(1, 1, 1, 9);
