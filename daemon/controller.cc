@@ -576,9 +576,9 @@ void Controller::onOutputs(const v1::OperatorOutputs& outputs) {
 
 void Controller::onValue(Rank rank, const v1::FetchedValue& value) {
   OperandFailurePtr failure;
-  const OperandId operand = futures_->operandOf(value.future());
-  const auto it = sessions_.find(sessionOf(operand));
-  if (it != sessions_.end()) failure = it->second->failureOf(operand, rank, value);
+  const FutureTable::Fetched fetched = futures_->fetched(value.future());
+  const auto it = sessions_.find(sessionOf(fetched.operand));
+  if (it != sessions_.end()) failure = it->second->failureOf(fetched, rank, value);
   futures_->resolve(rank, value, std::move(failure));
   resume_ = true;  // a session may wait for its values to leave
 }

@@ -133,6 +133,12 @@ absl::StatusOr<PreparedCall> PreparedCall::create(c10::OperatorHandle op, const 
         if (withoutOptional(element).kind() == c10::TypeKind::TensorType) {
           std::optional<TensorListArg> tensors = tensorListOf(arguments[i]);
           if (!tensors) return mismatch(parameters[i], arguments[i]);
+          const bool complete =
+              std::find(tensors->indices.begin(), tensors->indices.end(), std::nullopt) == tensors->indices.end();
+          if (!complete && element.kind() != c10::TypeKind::OptionalType) {
+            return absl::InvalidArgumentError(
+                absl::StrCat("argument '", parameters[i].name(), "' holds None where it takes tensors only"));
+          }
           call.holes_.push_back({i, *std::move(tensors), 0, true, element.kind() == c10::TypeKind::OptionalType});
           call.constants_.emplace_back();
           continue;

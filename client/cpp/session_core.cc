@@ -245,9 +245,9 @@ absl::StatusOr<TensorId> SessionCore::submit(absl::string_view name, absl::Span<
   }
   command->set_template_id(known.id);
   command->set_implicit(options.implicit);
-  if (options.timeout.count() > 0) {
+  if (options.timeout.count() != 0) {
     constexpr std::int64_t kLongest = std::numeric_limits<std::uint32_t>::max();
-    command->set_timeout_ms(static_cast<std::uint32_t>(std::min<std::int64_t>(options.timeout.count(), kLongest)));
+    command->set_timeout_ms(static_cast<std::uint32_t>(std::clamp<std::int64_t>(options.timeout.count(), 1, kLongest)));
   }
   command->mutable_inputs()->Add(inputs.begin(), inputs.end());
   command->set_first_output(nextTensor_);

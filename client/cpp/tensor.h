@@ -66,7 +66,7 @@ struct CallOptions {
   /// is refused. Session::redistributions() tells which were.
   bool implicit = false;
   /// The call fails with DEADLINE_EXCEEDED, and so does all that depends on it, when it is not done in this time,
-  /// counted from its arrival at the daemon. 0: it may take as long as it takes. In ms.
+  /// counted from its arrival at the daemon. 0: it may take as long as it takes; less: it is over at once. In ms.
   std::chrono::milliseconds timeout{0};
 };
 

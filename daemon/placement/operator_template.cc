@@ -94,7 +94,11 @@ absl::StatusOr<OperatorTemplate> OperatorTemplate::create(const OperatorPolicy& 
   }
 
   for (std::size_t a = 0; a < schema.arguments().size(); ++a) {
-    if (!isWritten(schema, a, result.arguments)) continue;
+    if (!isWritten(schema, a, result.arguments)) {
+      const auto* viewed = result.arguments[a].as<TensorArg>();
+      if (schema.arguments()[a].alias_info() != nullptr && viewed != nullptr) result.viewed = viewed->index;
+      continue;
+    }
     std::vector<std::uint32_t> inputs;
     appendTensors(result.arguments[a], &inputs);
     result.written.insert(result.written.end(), inputs.begin(), inputs.end());

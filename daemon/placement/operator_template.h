@@ -23,6 +23,8 @@ struct OperatorTemplate {
   std::uint32_t outputs = 0;
   /// Inputs that it writes to.
   std::vector<std::uint32_t> written;
+  /// The input whose memory its outputs share, or may share, where it is not written to.
+  std::optional<std::uint32_t> viewed;
   /// Which output is which written input, changed in place or given as out=: (output, input).
   std::vector<std::pair<std::uint32_t, std::uint32_t>> returned;
   /// Not OK: every call is refused for it. What a call was to write to is known then.

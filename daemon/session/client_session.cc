@@ -302,13 +302,14 @@ void ClientSession::operatorFailed(Rank rank, const v1::OperatorFailed& failed) 
                                                               : 0;
   const Rank where = failed.error().rank() > 0 ? failed.error().rank() - 1 : rank;
   const OperandFailurePtr failure = failures_.reported(root, where, definitions_.site(failed.site()), failed.error());
-  failures_.setFailed(failed.operands(), failure, tensors_);
+  failures_.setFailed(failed.operands(), failed.operator_number(), failure, tensors_);
   tensors_.writerFailed(failed.operator_number(), failure);
   if (awaited_ && awaited_->number == failed.operator_number()) failAwaited(failure);
 }
 
-OperandFailurePtr ClientSession::failureOf(OperandId operand, Rank rank, const v1::FetchedValue& value) {
-  if (OperandFailurePtr known = failures_.failureOf(operand); known != nullptr) return known;
+OperandFailurePtr ClientSession::failureOf(const FutureTable::Fetched& fetched, Rank rank,
+                                           const v1::FetchedValue& value) {
+  if (OperandFailurePtr known = failures_.failureOf(fetched.operand, fetched.behind); known != nullptr) return known;
   if (!value.has_error() || value.root() == 0) return nullptr;
   const Rank where = value.error().rank() > 0 ? value.error().rank() - 1 : rank;
   return failures_.reported(value.root(), where, definitions_.site(value.site()), value.error());
@@ -361,7 +362,13 @@ OperandId ClientSession::publish(PlannedOperator* plan, absl::Span<const Operand
 }
 
 void ClientSession::refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure) {
-  tensors_.addFailed(command.first_output(), op.outputs, failure);
+  // Who writes to a view that was refused writes to what it would have been a view of.
+  std::shared_ptr<OperandMemory> memory;
+  if (op.viewed && static_cast<int>(*op.viewed) < command.inputs_size()) {
+    const TensorId base = command.inputs(static_cast<int>(*op.viewed));
+    if (tensors_.find(base) != nullptr) memory = tensors_.memoryOf(base);
+  }
+  tensors_.addFailed(command.first_output(), op.outputs, failure, memory);
   for (const std::uint32_t input : op.written) {
     if (!sync_ && static_cast<int>(input) < command.inputs_size()) {
       tensors_.failMemory(command.inputs(static_cast<int>(input)), failure);

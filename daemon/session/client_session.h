@@ -49,8 +49,8 @@ class ClientSession {
   /// Workers' reports about operators of this session.
   void outputsKnown(const v1::OperatorOutputs& outputs);
   void operatorFailed(Rank rank, const v1::OperatorFailed& failed);
-  /// Why `operand` has no value, if a worker has said so; or the error that came in place of the value.
-  OperandFailurePtr failureOf(OperandId operand, Rank rank, const v1::FetchedValue& value);
+  /// Why the operand has no value, if a worker has said so; or the error that came in place of the value.
+  OperandFailurePtr failureOf(const FutureTable::Fetched& fetched, Rank rank, const v1::FetchedValue& value);
   void fenceReached(std::uint64_t fence);
   /// The client wants none of what it has called before its CancelCalls `serial`. True: work() may go on.
   bool cancelCalls(std::uint64_t token, std::uint64_t serial);

@@ -44,9 +44,13 @@ OperandFailurePtr FailureLog::reported(OperatorNumber root, Rank rank, std::stri
   return failure;
 }
 
-void FailureLog::setFailed(absl::Span<const OperandId> operands, const OperandFailurePtr& failure,
+void FailureLog::setFailed(absl::Span<const OperandId> operands, OperatorNumber since, const OperandFailurePtr& failure,
                            const TensorTable& tensors) {
-  for (const OperandId operand : operands) failedOperands_.emplace(operand, failure);
+  for (const OperandId operand : operands) {
+    FailedOperand& failed = failedOperands_.try_emplace(operand, FailedOperand{failure, since}).first->second;
+    // Ranks report in any order.
+    if (since < failed.since) failed = {failure, since};
+  }
   if (failedOperands_.size() <= 2 * tensors.size() + kUnowned) return;
   // A worker's report may come after the release of the operand, or be of one that no tensor stands for (a gathered
   // value).
@@ -54,9 +58,9 @@ void FailureLog::setFailed(absl::Span<const OperandId> operands, const OperandFa
   absl::erase_if(failedOperands_, [&](const auto& entry) { return !held.contains(entry.first); });
 }
 
-OperandFailurePtr FailureLog::failureOf(OperandId operand) const {
+OperandFailurePtr FailureLog::failureOf(OperandId operand, OperatorNumber behind) const {
   const auto it = failedOperands_.find(operand);
-  return it == failedOperands_.end() ? nullptr : it->second;
+  return it == failedOperands_.end() || it->second.since > behind ? nullptr : it->second.failure;
 }
 
 void FailureLog::remember(const OperandFailurePtr& failure) {

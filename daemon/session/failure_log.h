@@ -23,10 +23,11 @@ class FailureLog {
   OperandFailurePtr refused(absl::Status status, std::string operatorName, std::string site);
   /// A worker says that operator `root` failed: every report of it gives the same failure.
   OperandFailurePtr reported(OperatorNumber root, Rank rank, std::string site, const v1::Status& error);
-  /// These operands have no value on some rank.
-  void setFailed(absl::Span<const OperandId> operands, const OperandFailurePtr& failure, const TensorTable& tensors);
-  /// Null: no worker has said so.
-  OperandFailurePtr failureOf(OperandId operand) const;
+  /// These operands have no value on some rank from operator `since` on.
+  void setFailed(absl::Span<const OperandId> operands, OperatorNumber since, const OperandFailurePtr& failure,
+                 const TensorTable& tensors);
+  /// Of what was asked for behind operator `behind`. Null: no worker has said so.
+  OperandFailurePtr failureOf(OperandId operand, OperatorNumber behind) const;
   void forget(OperandId operand) { failedOperands_.erase(operand); }
 
   /// Kept until some future delivers it, the oldest few.
@@ -42,7 +43,11 @@ class FailureLog {
   std::uint64_t* const total_;
   std::uint64_t count_ = 0;
   absl::flat_hash_map<OperatorNumber, OperandFailurePtr> reported_;
-  absl::flat_hash_map<OperandId, OperandFailurePtr> failedOperands_;
+  struct FailedOperand {
+    OperandFailurePtr failure;
+    OperatorNumber since = 0;
+  };
+  absl::flat_hash_map<OperandId, FailedOperand> failedOperands_;
   std::vector<OperandFailurePtr> unobserved_;  // oldest first
 };
 

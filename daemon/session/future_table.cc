@@ -57,9 +57,9 @@ void FutureTable::close(SessionId session, std::uint64_t bytes) {
   if (it->second.fetches.empty() && it->second.transfers.empty() && it->second.lent.empty()) waiting_.erase(it);
 }
 
-OperandId FutureTable::operandOf(FutureId fetch) const {
+FutureTable::Fetched FutureTable::fetched(FutureId fetch) const {
   const auto it = pending_.find(fetch);
-  return it == pending_.end() ? 0 : it->second.operand;
+  return it == pending_.end() ? Fetched() : Fetched{it->second.operand, it->second.behind};
 }
 
 void FutureTable::sendError(SessionChannel* channel, FutureId clientFuture, OperandFailure* failure) {

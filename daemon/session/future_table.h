@@ -32,8 +32,12 @@ class FutureTable {
   std::uint64_t openBytes(SessionId session) const;
   /// A worker has answered: `failure`, when there is one, goes before the value.
   void resolve(Rank rank, const v1::FetchedValue& value, OperandFailurePtr failure);
-  /// The operand that a pending number waits for; 0 when there is none.
-  OperandId operandOf(FutureId fetch) const;
+  struct Fetched {
+    OperandId operand = 0;      // 0: the number is not pending
+    OperatorNumber behind = 0;  // the last operator before it
+  };
+  /// What a pending number waits for.
+  Fetched fetched(FutureId fetch) const;
   /// The client does not want the value, or has done with what was lent.
   void cancel(SessionId session, FutureId clientFuture);
   /// The client cannot reach what was lent: sends it on. Does nothing when there is no such value.

@@ -71,8 +71,9 @@ void TensorTable::add(TensorId tensor, SessionTensor operand) {
   tensors_.emplace(tensor, std::move(operand));
 }
 
-void TensorTable::addFailed(TensorId first, std::uint32_t count, const OperandFailurePtr& failure) {
-  for (std::uint32_t i = 0; i < count; ++i) add(first + i, {0, nullptr, failure, nullptr});
+void TensorTable::addFailed(TensorId first, std::uint32_t count, const OperandFailurePtr& failure,
+                            const std::shared_ptr<OperandMemory>& memory) {
+  for (std::uint32_t i = 0; i < count; ++i) add(first + i, {0, nullptr, failure, memory});
 }
 
 SessionTensor TensorTable::remove(TensorId tensor) {
@@ -94,12 +95,10 @@ std::shared_ptr<OperandMemory> TensorTable::memoryOf(TensorId tensor) {
 
 void TensorTable::failMemory(TensorId tensor, const OperandFailurePtr& failure) {
   const auto it = tensors_.find(tensor);
-  if (it == tensors_.end() || it->second.failure() != nullptr) return;
-  if (it->second.memory == nullptr) {
-    it->second.error = failure;
-  } else {
-    it->second.memory->failure = failure;
-  }
+  if (it == tensors_.end()) return;
+  SessionTensor& operand = it->second;
+  OperandFailurePtr& place = operand.memory == nullptr ? operand.error : operand.memory->failure;
+  if (place == nullptr) place = failure;
 }
 
 void TensorTable::addWriter(OperatorNumber number, GroupId group, std::shared_ptr<OperandMemory> memory,

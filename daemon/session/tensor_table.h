@@ -63,8 +63,9 @@ class TensorTable {
   void setIncoming(const TensorLayout* layout) { incoming_ = layout; }
 
   void add(TensorId tensor, SessionTensor operand);
-  /// Tensors without a value.
-  void addFailed(TensorId first, std::uint32_t count, const OperandFailurePtr& failure);
+  /// Tensors without a value. `memory`: that they would have shared; null: none.
+  void addFailed(TensorId first, std::uint32_t count, const OperandFailurePtr& failure,
+                 const std::shared_ptr<OperandMemory>& memory = nullptr);
   SessionTensor remove(TensorId tensor);
 
   /// The memory of `tensor`, which another one is about to share or an operator to write to.

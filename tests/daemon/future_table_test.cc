@@ -77,7 +77,7 @@ TEST_CASE("a future is resolved once") {
   Table table;
   const FutureId fetch = table.await(3);
   CHECK(table.futures.awaits(kSession, kFuture));
-  CHECK(table.futures.operandOf(fetch) == 31);
+  CHECK(table.futures.fetched(fetch).operand == 31);
   CHECK(table.futures.openBytes(kSession) == 3);
   table.futures.resolve(0, table.value(fetch, 3), nullptr);
   REQUIRE(table.channel->sent.size() == 1);
@@ -195,7 +195,7 @@ TEST_CASE("a session that goes lets go of all that it waits for") {
   const FutureId waiting = table.futures.await(kSession, table.channel, kFuture + 1, table.group, 32, 8, false);
   table.futures.dropSession(kSession);
   CHECK(table.isReleased(lent));
-  CHECK(table.futures.operandOf(waiting) == 0);
+  CHECK(table.futures.fetched(waiting).operand == 0);
   CHECK(table.futures.openBytes(kSession) == 0);
   table.futures.continueTransfers(kSession);
   CHECK(table.channel->sent.size() == 1);

@@ -55,6 +55,14 @@ class ClientTest(unittest.TestCase):
             self.assertEqual("torch." + back.dtype, str(dtype))
             self.assertTrue(torch.equal(back.torch(), value), dtype)
             self.assertTrue(torch.equal(torch.from_dlpack(back), value), dtype)
+        for dtype in torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz:
+            value = torch.randn(2, 3).to(dtype)
+            back = self.session.put(value, [Shard(1)]).get().wait(LIMIT)
+            self.assertEqual("torch." + back.dtype, str(dtype))
+            again = self.session.put(back).get().wait(LIMIT)
+            for same in back.torch(), torch.from_dlpack(back), again.torch():
+                self.assertEqual(same.dtype, dtype)
+                self.assertTrue(torch.equal(same.view(torch.uint8), value.view(torch.uint8)), dtype)
 
     def test_memory_of_every_form(self):
         base = np.arange(24, dtype=np.int64).reshape(4, 6)
@@ -139,6 +147,47 @@ class ClientTest(unittest.TestCase):
         with self.assertRaises(ValueError):
             self.session.put(1.0, mesh=session.world)
         self.assertEqual(other.get().wait(LIMIT).item(), 2.0)
+
+    def test_none_is_no_tensor_of_a_list_of_tensors(self):
+        x = self.session.put(torch.ones(2, 2))
+        for name in "aten::cat", "aten::stack", "aten::_foreach_neg":
+            with self.assertRaises(dtorch.OperatorFailed) as caught:
+                outputs = 2 if "foreach" in name else 1
+                made = self.session.call(name, [x, None], outputs=outputs)
+                (made if outputs == 1 else made[0]).get().wait(20)
+            self.assertEqual(caught.exception.code, "INVALID_ARGUMENT")
+            self.assertIn("holds None", str(caught.exception))
+        indexed = self.session.call("aten::index.Tensor", x, [None, self.session.put(torch.tensor([1]))])
+        self.assertEqual(tuple(indexed.get().wait(20).shape), (2, 1))
+
+    def test_time_limits_of_every_form(self):
+        x = self.session.put(torch.ones(2))
+        for unlimited in None, 0, float("inf"), 1e9, 30:
+            with self.session.limited(unlimited):
+                self.assertEqual(self.session.call("aten::sum", x).get().wait(20).item(), 2)
+        self.assertEqual(self.session.time_limit, 0)
+        with self.assertRaises(ValueError), self.session.limited(float("nan")):
+            pass
+        big = self.session.put(torch.ones(800, 800))
+        for over in -0.5, 1e-9:
+            busy = self.session.call("aten::mm", big, self.session.call("aten::mm", big, big))
+            with self.session.limited(over):
+                late = self.session.call("aten::mm", busy, busy)
+            with self.assertRaises(dtorch.DeadlineExceeded):
+                late.get().wait(20)
+            busy.get().wait(20)
+
+    def test_cancel_ends_what_was_called(self):
+        big = self.session.put(torch.ones(800, 800))
+        end = big
+        for _ in range(100):
+            end = self.session.call("aten::mm", end, big)
+        value = end.get()
+        self.session.cancel()
+        with self.assertRaises(dtorch.Cancelled):
+            value.wait(20)
+        self.assertEqual(self.session.call("aten::sum", self.session.put(torch.ones(3))).get().wait(20).item(), 3)
+        self.session.await_workers().wait(20)
 
     def test_a_wait_ends_in_time_and_by_a_signal(self):
         y = x = self.session.call("aten::ones", (700, 700))

@@ -277,6 +277,28 @@ class Memory(WithDaemon):
         for step, future in enumerate(futures):
             self.assertEqual(torch.from_dlpack(future.wait(20)).unique().tolist(), [step])
 
+    def test_a_value_asked_for_before_a_change_that_fails_is_the_old_one(self):
+        for shape in ((6, 4), (1,), (300, 200)):
+            for _ in range(15):
+                x = self.session.put(torch.ones(shape))
+                before = x.get()
+                index = self.session.put(torch.tensor([999]))
+                self.session.call("aten::index_fill_.int_Scalar", x, 0, index, 2)
+                self.assertTrue(torch.equal(torch.from_dlpack(before.wait(60)), torch.ones(shape)))
+                with self.assertRaises(dtorch.OperatorFailed):
+                    x.get().wait(60)
+
+    def test_a_write_through_a_view_that_was_refused_is_not_lost(self):
+        x = self.session.put(torch.ones(8), [Shard(0)])
+        other = self.session.put(torch.ones(8), [Shard(0)])
+        view = self.session.call("aten::slice.Tensor", x, 0, 1, 4)  # of the sharded dimension
+        again = self.session.call("aten::unsqueeze", view, 0)
+        self.same(x, torch.ones(8))
+        self.session.call("aten::zero_", again)
+        with self.assertRaises(dtorch.OperatorFailed):
+            x.get().wait(60)
+        self.same(other, torch.ones(8))
+
     def test_handles_may_go_while_operators_read_them(self):
         for _ in range(50):
             x = self.session.put(torch.ones(100, 100), [Shard(0)])

@@ -302,8 +302,11 @@ class Session:
     @contextlib.contextmanager
     def limited(self, seconds):
         """Within it, a call fails with DeadlineExceeded, and so does all that depends on it, when it is not done so long
-        after it arrived at the daemon."""
-        before, self.time_limit = self.time_limit, seconds
+        after it arrived at the daemon. None, 0 or infinity: no limit. What is over already is over at once."""
+        seconds = 0.0 if seconds is None else float(seconds)
+        if math.isnan(seconds):
+            raise ValueError("a time limit that is no number")
+        before, self.time_limit = self.time_limit, 0.0 if math.isinf(seconds) else (max(seconds, 1e-3) if seconds else 0.0)
         try:
             yield
         finally:

@@ -9,6 +9,7 @@ from ._library import HostTensor
 DL_CPU = 1
 DL_CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 DL_NAMES = {("bfloat", 16): "bfloat16", ("bool", 8): "bool"}
+DL_FLOAT8 = {10: "float8_e4m3fn", 11: "float8_e4m3fnuz", 12: "float8_e5m2", 13: "float8_e5m2fnuz"}  # DLPack 1.1
 
 
 class DLDevice(ctypes.Structure):
@@ -83,7 +84,7 @@ def view_of_capsule(value):
     managed = ctypes.cast(_api.PyCapsule_GetPointer(capsule, CAPSULE), POINTER(DLManagedTensor)).contents
     tensor = managed.dl_tensor
     code, bits = DL_CODES.get(tensor.dtype.code, "?"), tensor.dtype.bits
-    dtype = DL_NAMES.get((code, bits), f"{code}{bits}")
+    dtype = DL_FLOAT8.get(tensor.dtype.code) or DL_NAMES.get((code, bits), f"{code}{bits}")
     if dtype not in _types.DTYPES or tensor.dtype.lanes != 1:
         raise TypeError(f"DLPack's {code}{bits} is no dtype of a tensor")
     shape = tensor.shape[:tensor.ndim]
@@ -122,7 +123,8 @@ def _capsule_ends(address):
 
 def capsule(address, dtype, shape, keep):
     """A DLPack capsule of contiguous host memory; `keep` lives as long as whoever takes it."""
-    code = {"f": 2, "i": 0, "u": 1, "c": 5, "b": 6}[dtype[0]] if dtype != "bfloat16" else 4
+    codes = {name: code for code, name in DL_FLOAT8.items()} | {"bfloat16": 4}
+    code = codes.get(dtype, {"f": 2, "i": 0, "u": 1, "c": 5, "b": 6}[dtype[0]])
     managed = DLManagedTensor()
     extents, strides = int64s(shape), int64s(contiguous_strides(shape))
     managed.dl_tensor = DLTensor(address, DLDevice(DL_CPU, 0), len(shape),
