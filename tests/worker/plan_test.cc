@@ -86,9 +86,9 @@ TEST_CASE("brief is what is bounded by small inputs and outputs") {
     REQUIRE(plan->error.ok());
     return plan->brief;
   };
-  const auto call = [](const std::string& name, std::vector<Value> arguments, std::vector<std::int64_t> shape) {
+  const auto call = [](const std::string& name, const std::vector<Value>& arguments, std::vector<std::int64_t> shape) {
     v1::Plan wire = makePlan(1, cpuMesh({1}), 1, name);
-    addKernel(wire, name, std::move(arguments));
+    addKernel(wire, name, arguments);
     addOutput(wire, 1, *makeMeta(DType::kFloat32, std::move(shape)), {kR});
     return wire;
   };
