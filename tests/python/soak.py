@@ -125,7 +125,8 @@ class Soak:
         self.options = options
         self.random = random.Random(options.seed)
         self.daemon = Daemon(options.bin.resolve(), "--workers.count", str(WORKERS), "--workers.threads", "1",
-                             "--workers.restart_delay", "50ms", "--workers.restart_limit", "1000000",
+                             "--workers.restart_delay", "50ms", "--workers.restart_max_delay", "200ms",
+                             "--workers.restart_limit", "1000000",
                              "--heartbeat.interval", "200ms", "--heartbeat.silent_after", "1s",
                              "--worker.silent_kill", "5s", "--log.level", "warn")
         self.faults = pathlib.Path(self.daemon.folder.name, "faults")
