@@ -14,7 +14,6 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/time.h"
 #include "core/resident_memory.h"
 #include "proto/version.h"
 
@@ -26,7 +25,7 @@ constexpr std::chrono::milliseconds kLongestSleep{500};
 // How long the sessions' requests may hold the mutex in one go; a request itself stops after as much.
 constexpr std::chrono::milliseconds kPass{20};
 // Most answers of the metadata process come sooner than a thread could be woken twice.
-constexpr absl::Duration kPatience = absl::Milliseconds(1);
+constexpr std::chrono::milliseconds kPatience{1};
 // Operators in flight that status() tells of.
 constexpr std::size_t kShownOperators = 32;
 // A worker may see the end of another one before the supervisor does, who knows more of it: its word is waited for so
@@ -34,8 +33,9 @@ constexpr std::size_t kShownOperators = 32;
 constexpr std::chrono::milliseconds kLossWait{200};
 // What workers say of an end so soon after it was told is of that one.
 constexpr std::chrono::seconds kLossEcho{1};
-// How long the loop lets others go first.
-constexpr absl::Duration kCourtesy = absl::Milliseconds(100);
+// How long the loop lets others go first: so often, so long.
+constexpr int kCourtesies = 100;
+constexpr std::chrono::milliseconds kCourtesy{1};
 
 std::int64_t nowMs() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -52,7 +52,10 @@ Overloaded(Handlers...) -> Overloaded<Handlers...>;
 }  // namespace
 
 Controller::Controller(const ControllerOptions& options, Supervisor* supervisor)
-    : worldSize_(options.executor.worldSize), supervisor_(supervisor), maxSessions_(options.maxSessions) {}
+    : worldSize_(options.executor.worldSize),
+      supervisor_(supervisor),
+      maxSessions_(options.maxSessions),
+      maxSessionsText_(options.maxSessionsText) {}
 
 absl::StatusOr<std::unique_ptr<Controller>> Controller::start(zmq::context_t* context, const ControllerOptions& options,
                                                               Supervisor* supervisor) {
@@ -112,9 +115,12 @@ void Controller::post(Event event) {
 
 SessionId Controller::onOpen(std::shared_ptr<SessionChannel> channel) {
   const SessionId session = nextSession_++;
-  if (++openStreams_ > maxSessions_) {
+  ++openStreams_;
+  if (draining_) {
+    channel->close(absl::UnavailableError("dtorchd is draining: it takes no new sessions, and ends soon"));
+  } else if (openStreams_ > maxSessions_) {
     channel->close(absl::ResourceExhaustedError(
-        absl::StrCat("there are sessions.max_count = ", maxSessions_, " sessions: end one, or connect later")));
+        absl::StrCat("there are ", maxSessionsText_, " sessions: end one, or connect later")));
   } else if (session > kMaxSession) {
     channel->close(
         absl::ResourceExhaustedError("this daemon has served as many sessions as it can number: restart it"));
@@ -140,38 +146,39 @@ void Controller::onRequest(SessionId session, std::unique_ptr<ClientRequest> req
 
 void Controller::onDrained(SessionId session) { post(Drained{session}); }
 
-void Controller::onClosed(SessionId session) {
+void Controller::onClosed(SessionId session, bool lost) {
   --openStreams_;
-  post(Closed{session});
+  post(Closed{session, lost});
 }
 
-void Controller::requestStop() {
-  if (stopRequested_) stopRequested_();
+void Controller::requestStop(std::chrono::milliseconds drain) {
+  if (stopRequested_) stopRequested_(drain);
 }
 
 std::chrono::milliseconds Controller::sinceLastTurn() const { return std::chrono::milliseconds(nowMs() - lastTurn_); }
 
-absl::Status Controller::waitReady(std::chrono::milliseconds timeout) {
+absl::Status Controller::readiness() const {
   absl::MutexLock lock(&mutex_);
-  const auto settled = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return ready_ || !startFailure_.ok(); };
-  if (mutex_.AwaitWithTimeout(absl::Condition(&settled), absl::FromChrono(timeout))) return startFailure_;
+  if (ready_ || !startFailure_.ok()) return startFailure_;
   std::vector<std::string> late;
   for (Rank rank = 0; rank < worldSize_; ++rank) {
     if (connected_.contains(rank)) continue;
     late.push_back(
         absl::StrCat("worker ", rank, " (last log lines: ", absl::StrJoin(supervisor_->lastLines(rank), " / "), ")"));
   }
-  return absl::DeadlineExceededError(late.empty() ? "the workers are connected, but have not joined their group"
-                                                  : absl::StrCat("not up: ", absl::StrJoin(late, "; ")));
+  return absl::UnavailableError(late.empty() ? "the workers are connected, but have not joined their group"
+                                             : absl::StrCat("not up: ", absl::StrJoin(late, "; ")));
 }
 
 v1::Health Controller::healthLocked() const {
   if (stopping_) return v1::HEALTH_STOPPING;
+  if (draining_) return v1::HEALTH_DRAINING;
   if (!ready_) return v1::HEALTH_STARTING;
   return services_.health.state() == WorkersHealth::State::kUp ? v1::HEALTH_HEALTHY : v1::HEALTH_DEGRADED;
 }
 
-v1::StatusReply Controller::status() {
+v1::StatusReply Controller::status(const v1::StatusRequest& request) {
+  if (request.stacks()) supervisor_->askForStacks();
   const std::vector<WorkerSnapshot> workers = supervisor_->snapshot();
   v1::StatusReply reply;
   ++waitingForStatus_;
@@ -202,6 +209,10 @@ v1::StatusReply Controller::status() {
     out->set_current_name(worker.lastHeartbeat.current_name());
     out->set_current_ms(worker.lastHeartbeat.current_ms());
     *out->mutable_waits() = worker.lastHeartbeat.waits();
+    if (request.stacks()) {
+      out->mutable_stacks()->Assign(worker.stacks.begin(), worker.stacks.end());
+      out->set_stacks_age_ms(worker.stacksAgeMs);
+    }
     if (const GraphOperator* op = services_.graph.find(out->current())) {
       if (const auto it = sessions_.find(op->session); it != sessions_.end()) {
         out->set_current_site(it->second->site(op->site));
@@ -230,6 +241,7 @@ v1::StatusReply Controller::status() {
   reply.set_operators_done(operatorsDone_);
   reply.set_operators_failed(services_.failed);
   reply.set_unobserved_errors(unobserved);
+  reply.set_sessions_lost(sessionsLost_);
   reply.set_resident_bytes(residentBytes());
   return reply;
 }
@@ -261,10 +273,9 @@ void Controller::loop() {
   while (!stopping_) {
     poll(polled.data(), polled.size(), sleepMs());
     lastTurn_ = nowMs();
-    absl::MutexLock lock(&mutex_);
     // The mutex is not fair: who waits for it would not get it between two passes.
-    const auto nobodyWaits = [this] { return waitingForStatus_ == 0; };
-    mutex_.AwaitWithTimeout(absl::Condition(&nobodyWaits), kCourtesy);
+    for (int i = 0; waitingForStatus_ > 0 && i < kCourtesies; ++i) std::this_thread::sleep_for(kCourtesy);
+    absl::MutexLock lock(&mutex_);
     if (polled[0].revents != 0 && !executor_->postponed()) executor_->handleReports();
     if (polled[1].revents != 0) executor_->handleSubscriptions();
     if (polled[2].revents != 0) {
@@ -331,6 +342,13 @@ void Controller::handleOnLoop(Event event) {
                           ClientSession* session = find(closed.session);
                           if (session == nullptr) return;
                           unobservedOfClosed_ += session->unobservedFailures();
+                          if (closed.lost && !stopping_) {
+                            ++sessionsLost_;
+                            spdlog::warn(
+                                "session {} is lost: its client has ended, or does not answer, without "
+                                "having closed it",
+                                closed.session);
+                          }
                           session->close();
                           sessions_.erase(closed.session);
                         },

@@ -25,7 +25,8 @@ namespace dtorch {
 struct ControllerOptions {
   ExecutorOptions executor;
   SessionLimits limits;
-  std::size_t maxSessions = 0;  // sessions.max_count
+  std::size_t maxSessions = 0;
+  std::string maxSessionsText;  // where that comes from: "sessions.max_count = 100"
   OperatorPolicy policy;
   RuleBook libraryRules;
   std::size_t maxRules = 0;                    // that a session may declare
@@ -46,14 +47,19 @@ class Controller : public SessionListener, private ExecutorListener {
                                                            Supervisor* supervisor);
   ~Controller() override;
 
-  /// OK once every worker is up and heard; else why not, naming the worker. DEADLINE_EXCEEDED.
-  absl::Status waitReady(std::chrono::milliseconds timeout);
+  /// OK once every worker is up and heard. UNAVAILABLE: not yet, and which are late; else why it will not be.
+  absl::Status readiness() const;
   /// A worker has ended; callback of the supervisor.
   void workerExited(WorkerExit exit) { post(std::move(exit)); }
   /// Tells the workers to end and stops the loop. Idempotent.
   void stop();
-  /// Called from any thread, each time that a client asks the daemon to stop.
-  void onStopRequested(std::function<void()> callback) { stopRequested_ = std::move(callback); }
+  /// Called from any thread, each time that a client asks the daemon to stop, with how long the sessions may go on.
+  void onStopRequested(std::function<void(std::chrono::milliseconds)> callback) {
+    stopRequested_ = std::move(callback);
+  }
+  /// No new sessions from now on.
+  void drain() { draining_ = true; }
+  std::size_t sessionsLeft() const { return openStreams_; }
   /// Called on the loop, with why, when a worker is lost, and with OK when all are up again.
   void onHealth(std::function<void(const absl::Status&)> callback) { healthChanged_ = std::move(callback); }
   /// How long ago the loop last went round: for the watchdog.
@@ -62,12 +68,12 @@ class Controller : public SessionListener, private ExecutorListener {
   SessionId onOpen(std::shared_ptr<SessionChannel> channel) override;
   void onRequest(SessionId session, std::unique_ptr<ClientRequest> request) override;
   void onDrained(SessionId session) override;
-  void onClosed(SessionId session) override;
+  void onClosed(SessionId session, bool lost) override;
   void onCancel(SessionId session, std::uint64_t token, std::uint64_t serial) override {
     post(Cancelled{session, token, serial});
   }
-  v1::StatusReply status() override;
-  void requestStop() override;
+  v1::StatusReply status(const v1::StatusRequest& request) override;
+  void requestStop(std::chrono::milliseconds drain) override;
 
  private:
   struct Opened {
@@ -83,6 +89,7 @@ class Controller : public SessionListener, private ExecutorListener {
   };
   struct Closed {
     SessionId session;
+    bool lost;
   };
   struct Cancelled {
     SessionId session;
@@ -136,14 +143,16 @@ class Controller : public SessionListener, private ExecutorListener {
 
   const int worldSize_;
   Supervisor* supervisor_;
-  std::function<void()> stopRequested_;
+  std::function<void(std::chrono::milliseconds)> stopRequested_;
   std::function<void(const absl::Status&)> healthChanged_;
   const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   std::atomic<std::int64_t> lastTurn_{0};
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> draining_{false};
   std::atomic<int> waitingForStatus_{0};
   std::atomic<SessionId> nextSession_{1};
   const std::size_t maxSessions_;
+  const std::string maxSessionsText_;
   std::atomic<std::size_t> openStreams_{0};
   int wakeFd_ = -1;
 
@@ -187,6 +196,7 @@ class Controller : public SessionListener, private ExecutorListener {
   absl::flat_hash_map<std::vector<Rank>, std::uint64_t> renewed_;  // the epoch since when a group is a new one
   std::uint64_t operatorsDone_ = 0;
   std::uint64_t unobservedOfClosed_ = 0;
+  std::uint64_t sessionsLost_ = 0;
 
   std::unique_ptr<MetadataService> metadata_;  // from start() to stop()
   std::thread thread_;

@@ -141,6 +141,12 @@ const ConfigTable<DaemonConfig>& daemonConfigTable() {
            &C::executorMaxTimeInFlight,
            {milliseconds(1), hours(1)},
            "how long operators that were sent may take, by what they took before: as long a session waits for others"},
+          {"session.lease",
+           &C::sessionLease,
+           {milliseconds(100), hours(24)},
+           "how long a client may be stopped, or unreachable, before its session ends and its tensors are released; "
+           "one "
+           "that has ended loses them at once"},
           {"session.max_message", &C::sessionMaxMessage, {{32 << 20}, {1LL << 30}}, "largest message of a client"},
           {"session.max_tensors", &C::sessionMaxTensors, {1, 1LL << 40}, "tensors that a session may hold"},
           {"session.max_bytes",

@@ -39,6 +39,7 @@ struct DaemonConfig {
   std::chrono::milliseconds executorMaxTimeInFlight{100};
 
   ByteSize sessionMaxMessage{64LL << 20};
+  std::chrono::milliseconds sessionLease = std::chrono::minutes(5);
   std::int64_t sessionMaxTensors = 1 << 20;
   ByteSize sessionMaxBytes{64LL << 30};
   std::int64_t sessionMaxRules = 256;

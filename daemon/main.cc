@@ -5,15 +5,19 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <zmq.hpp>
 
@@ -33,6 +37,25 @@
 
 namespace dtorch {
 namespace {
+
+using std::chrono::milliseconds;
+
+// How often a drain looks whether it has ended.
+constexpr milliseconds kDrainTurn{20};
+
+// What the daemon needs beside one descriptor a session: pipes, sockets, segments on their way.
+constexpr std::size_t kOwnDescriptors = 48;
+constexpr std::size_t kDescriptorsPerWorker = 8;
+
+// As many as the system allows; how many that are.
+std::size_t raiseDescriptorLimit() {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  getrlimit(RLIMIT_NOFILE, &limit);
+  return limit.rlim_cur;
+}
 
 spdlog::level::level_enum levelOf(LogLevel level) {
   switch (level) {
@@ -84,6 +107,7 @@ class Daemon {
     serverOptions.pidFile = absl::StrCat(config_.runtimeDir, "/dtorchd.pid");
     serverOptions.tcpAddress = config_.listenTcp;
     serverOptions.maxMessageBytes = static_cast<std::size_t>(config_.sessionMaxMessage.bytes);
+    serverOptions.lease = config_.sessionLease;
     absl::StatusOr<std::unique_ptr<Server>> server = Server::bind(serverOptions);
     if (!server.ok()) return server.status();
     server_ = *std::move(server);
@@ -114,7 +138,7 @@ class Daemon {
     options.limits.maxBytes = static_cast<std::uint64_t>(config_.sessionMaxBytes.bytes);
     options.limits.maxAllTensors = static_cast<std::size_t>(config_.sessionsMaxTensors);
     options.limits.maxAllBytes = static_cast<std::uint64_t>(config_.sessionsMaxBytes.bytes);
-    options.maxSessions = static_cast<std::size_t>(config_.sessionsMaxCount);
+    limitSessions(&options);
     options.maxRules = static_cast<std::size_t>(config_.sessionMaxRules);
     options.validate = config_.sessionValidate;
 
@@ -140,8 +164,12 @@ class Daemon {
     umask(before);
     if (!controller.ok()) return controller.status();
     controller_ = *std::move(controller);
-    controller_->onStopRequested([this] { eventfd_write(stopFd_, 1); });
+    controller_->onStopRequested([this](milliseconds drain) {
+      drain_ = drain;
+      eventfd_write(stopFd_, 1);
+    });
     controller_->onHealth([this](const absl::Status& health) {
+      if (draining_) return;
       server_->setServing(health.ok());
       notifyStatus(health.ok() ? readyText() : absl::StrCat("degraded: ", health.message()));
     });
@@ -167,17 +195,25 @@ class Daemon {
     return waitForWorkers();
   }
 
-  // Until a signal, a client's stop, or a loop that does not go round any more.
+  // Until a signal, a client's stop, or the end of a drain.
   absl::Status serve() {
     server_->setServing(true);
     spdlog::info("ready: {} workers, clients at {}", config_.workersCount, config_.listenSocket);
     notifyReady(readyText());
     const auto watchdog = watchdogInterval();
-    const auto turn =
-        watchdog ? std::chrono::duration_cast<std::chrono::milliseconds>(*watchdog) / 3 : std::chrono::seconds(10);
-    while (!stopRequested(turn)) {
+    milliseconds turn = std::min<milliseconds>(std::chrono::seconds(10), config_.sessionLease / 4);
+    if (watchdog) turn = std::min(turn, std::chrono::duration_cast<milliseconds>(*watchdog) / 3);
+    std::optional<std::chrono::steady_clock::time_point> drainEnds;
+    while (!drainEnds || (controller_->sessionsLeft() > 0 && std::chrono::steady_clock::now() < *drainEnds)) {
+      if (const std::optional<milliseconds> drain = stopRequested(drainEnds ? kDrainTurn : turn)) {
+        if (*drain == milliseconds(0)) return absl::OkStatus();
+        drainEnds = std::chrono::steady_clock::now() + *drain;
+        beginDrain(*drain);
+      }
       if (watchdog && controller_->sinceLastTurn() < *watchdog) notifyWatchdog();
+      server_->endLeases();
     }
+    spdlog::info("stopping: drained, with {} sessions left", controller_->sessionsLeft());
     return absl::OkStatus();
   }
 
@@ -205,25 +241,54 @@ class Daemon {
   }
   std::string valuesPath(Rank rank) const { return absl::StrCat(config_.runtimeDir, "/values-", rank, ".sock"); }
 
-  bool stopRequested(std::chrono::milliseconds timeout) {
+  // By the configuration, and by the descriptors that there are.
+  void limitSessions(ControllerOptions* options) const {
+    options->maxSessions = static_cast<std::size_t>(config_.sessionsMaxCount);
+    options->maxSessionsText = absl::StrCat("sessions.max_count = ", options->maxSessions);
+    const std::size_t descriptors = raiseDescriptorLimit();
+    const std::size_t own = kOwnDescriptors + kDescriptorsPerWorker * static_cast<std::size_t>(config_.workersCount);
+    const std::size_t left = descriptors > own ? descriptors - own : 1;
+    if (left >= options->maxSessions) return;
+    options->maxSessions = left;
+    options->maxSessionsText = absl::StrCat(left, ", which is what ", descriptors,
+                                            " open files allow (the daemon's limit: ulimit -n, LimitNOFILE),");
+    spdlog::warn("{} open files allow for {} sessions, less than sessions.max_count = {}", descriptors, left,
+                 config_.sessionsMaxCount);
+  }
+
+  void beginDrain(milliseconds limit) {
+    draining_ = true;
+    controller_->drain();
+    server_->setServing(false);
+    const std::string text =
+        absl::StrCat("draining for up to ", limit.count(), " ms: ", controller_->sessionsLeft(), " sessions");
+    spdlog::info("{}", text);
+    notifyStatus(text);
+  }
+
+  // How long the sessions may go on, if a stop has been asked for; waits for that up to `timeout`.
+  std::optional<milliseconds> stopRequested(milliseconds timeout) {
     std::array<pollfd, 2> fds = {{{signalFd_, POLLIN, 0}, {stopFd_, POLLIN, 0}}};
-    if (poll(fds.data(), fds.size(), static_cast<int>(timeout.count())) <= 0) return false;
+    if (poll(fds.data(), fds.size(), static_cast<int>(timeout.count())) <= 0) return std::nullopt;
     signalfd_siginfo info{};
     if (fds[0].revents != 0 && read(signalFd_, &info, sizeof(info)) == sizeof(info)) {
       spdlog::info("stopping: {}", info.ssi_signo == SIGTERM ? "SIGTERM" : "SIGINT");
-    } else {
-      spdlog::info("stopping: asked by a client");
+      return milliseconds(0);
     }
-    return true;
+    eventfd_t count = 0;
+    eventfd_read(stopFd_, &count);
+    const milliseconds drain = drain_;
+    if (drain == milliseconds(0)) spdlog::info("stopping: asked by a client");
+    return drain;
   }
 
   absl::Status waitForWorkers() {
-    constexpr std::chrono::milliseconds kStep{100};
+    constexpr milliseconds kStep{10};
     const auto deadline = std::chrono::steady_clock::now() + config_.workersStartTimeout;
     while (true) {
-      const absl::Status ready = controller_->waitReady(kStep);
-      if (!absl::IsDeadlineExceeded(ready)) return ready;
-      if (stopRequested(std::chrono::milliseconds(0))) return absl::CancelledError("stopped during start-up");
+      const absl::Status ready = controller_->readiness();
+      if (!absl::IsUnavailable(ready)) return ready;
+      if (stopRequested(kStep)) return absl::CancelledError("stopped during start-up");
       if (std::chrono::steady_clock::now() >= deadline) {
         return absl::DeadlineExceededError(absl::StrCat("workers.start_timeout = ", config_.workersStartTimeout.count(),
                                                         " ms is over: ", ready.message()));
@@ -234,6 +299,8 @@ class Daemon {
   DaemonConfig config_;
   int signalFd_;
   int stopFd_;
+  std::atomic<milliseconds> drain_{milliseconds(0)};  // that was asked for last
+  std::atomic<bool> draining_{false};
   zmq::context_t context_;
   std::unique_ptr<Server> server_;
   std::unique_ptr<Supervisor> supervisor_;

@@ -9,7 +9,6 @@ namespace dtorch {
 namespace {
 
 constexpr int kMaxNesting = 8;
-constexpr std::size_t kMaxMessageBytes = 4096;
 
 absl::StatusOr<DType> dtypeFromWire(int wire) {
   if (wire <= 0 || wire >= kDTypeCount)
@@ -273,7 +272,7 @@ absl::StatusOr<Arguments> fromWire(const v1::Arguments& wire) {
 
 void toWire(const absl::Status& status, v1::Status* out) {
   out->set_code(static_cast<int>(status.code()));
-  out->set_message(printable(std::string(status.message()), kMaxMessageBytes));
+  out->set_message(printable(std::string(status.message()), kMaxStatusText));
 }
 
 absl::Status fromWire(const v1::Status& wire) {

@@ -32,7 +32,9 @@ absl::StatusOr<Value> fromWire(const v1::Value& wire);
 void toWire(const Arguments& arguments, v1::Arguments* out);
 absl::StatusOr<Arguments> fromWire(const v1::Arguments& wire);
 
-/// Cuts messages at 4 KiB, at a character border, and replaces what is not UTF-8.
+/// Cuts messages at kMaxStatusText bytes, at a character border, and replaces what is not UTF-8; whoever makes longer
+/// ones logs them.
+inline constexpr std::size_t kMaxStatusText = 4096;
 void toWire(const absl::Status& status, v1::Status* out);
 absl::Status fromWire(const v1::Status& wire);
 

@@ -6,11 +6,22 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/time.h"
+#include "proto/codec.h"
+#include "worker/thread_stacks.h"
 
 namespace dtorch {
 namespace {
 constexpr std::chrono::milliseconds kLeastDeadline{1000};
+
+void addStacks(v1::Heartbeat* heartbeat) {
+  for (const NamedStack& stack : threadStacks()) {
+    v1::ThreadStack* out = heartbeat->add_stacks();
+    out->set_tid(stack.tid);
+    out->set_name(printable(stack.name, 64));
+    for (const std::string& frame : stack.frames) out->add_frames(printable(frame, 256));
+  }
+}
+
 }  // namespace
 
 HeartbeatSender::HeartbeatSender(Options options) : options_(std::move(options)), thread_([this] { run(); }) {}
@@ -19,10 +30,11 @@ HeartbeatSender::~HeartbeatSender() { stop(); }
 
 void HeartbeatSender::stop() {
   {
-    const absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     stopped_ = true;
     if (inFlight_ != nullptr) inFlight_->TryCancel();
   }
+  stopping_.notify_all();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -30,35 +42,38 @@ void HeartbeatSender::run() {
   pthread_setname_np(pthread_self(), options_.threadName.c_str());
   const std::unique_ptr<v1::Supervisor::Stub> supervisor =
       v1::Supervisor::NewStub(grpc::CreateChannel(options_.target, grpc::InsecureChannelCredentials()));
-  auto next = absl::Now();
+  auto next = std::chrono::steady_clock::now();
   for (;;) {
     beat(*supervisor);
-    next = std::max(next + absl::FromChrono(options_.interval), absl::Now());
-    const absl::MutexLock lock(&mutex_);
-    if (mutex_.AwaitWithDeadline(absl::Condition(&stopped_), next)) return;
+    if (stacksWanted_) continue;
+    next = std::max(next + options_.interval, std::chrono::steady_clock::now());
+    std::unique_lock lock(mutex_);
+    if (stopping_.wait_until(lock, next, [this] { return stopped_; })) return;
   }
 }
 
 void HeartbeatSender::beat(v1::Supervisor::Stub& supervisor) {
   v1::Heartbeat heartbeat;
   options_.fill(&heartbeat);
+  if (std::exchange(stacksWanted_, false)) addStacks(&heartbeat);
   v1::HeartbeatReply reply;
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + std::max(options_.interval, kLeastDeadline));
   {
-    const absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     if (stopped_) return;
     inFlight_ = &context;
   }
   const grpc::Status status = supervisor.Beat(&context, heartbeat, &reply);
   {
-    const absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     inFlight_ = nullptr;
     if (stopped_) return;
   }
   if (status.ok() && failing_) options_.log->info("heartbeats reach the daemon again");
   if (!status.ok() && !failing_) options_.log->warn("heartbeats fail: {}", status.error_message());
   failing_ = !status.ok();
+  stacksWanted_ = reply.stacks();
   if (reply.stop()) options_.onStop();
 }
 

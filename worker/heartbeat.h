@@ -1,19 +1,20 @@
 #pragma once
 #include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "dtorch/v1/worker.grpc.pb.h"
 #include "spdlog/logger.h"
 
 namespace dtorch {
 
-/// Tells the daemon's Supervisor every interval that this worker lives and what it does. A heartbeat that fails is
-/// logged, once until they succeed again; whether the daemon lives is not for heartbeats to say.
+/// Tells the daemon's Supervisor every interval that this worker lives and what it does; at once, with the stacks of
+/// this process's threads, when the daemon wants those. A heartbeat that fails is logged, once until they succeed
+/// again; whether the daemon lives is not for heartbeats to say.
 ///
 /// Owns: its thread.
 class HeartbeatSender {
@@ -39,9 +40,11 @@ class HeartbeatSender {
 
   const Options options_;
   bool failing_ = false;
-  absl::Mutex mutex_;
-  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
-  grpc::ClientContext* inFlight_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  bool stacksWanted_ = false;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable stopping_;
+  bool stopped_ = false;
+  grpc::ClientContext* inFlight_ = nullptr;
   std::thread thread_;
 };
 

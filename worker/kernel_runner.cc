@@ -313,6 +313,9 @@ void KernelRunner::fail(absl::Span<const OperandRef> operands, const FailurePtr&
 void KernelRunner::report(const FailurePtr& failure, SessionId session, OperatorNumber number,
                           const std::vector<OperandId>& operands, bool originates,
                           const std::vector<BrokenGroup>& broken) {
+  if (failure->root == number && failure->status.message().size() > kMaxStatusText) {
+    log_->warn("operator {} failed: {}", number, std::string(failure->status.message()));
+  }
   v1::ReportItem* item = originates ? reports_.addAwaited() : reports_.add();
   v1::OperatorFailed* failed = item->mutable_failed();
   failed->set_session(session);

@@ -37,7 +37,8 @@ class KernelRunner {
         randomStates_(randomStates),
         progress_(progress),
         reports_(reporter),
-        host_(std::move(log)) {}
+        log_(std::move(log)),
+        host_(log_) {}
 
   void run(Task& task);
   /// What is kept for the session is not needed any more.
@@ -83,6 +84,7 @@ class KernelRunner {
   RandomStates& randomStates_;
   StreamProgress& progress_;
   ReportBatch reports_;
+  const std::shared_ptr<spdlog::logger> log_;
   WorkerHost host_;
   CallState call_;                   // of calls with one segment
   std::vector<at::Tensor> results_;  // of one kernel

@@ -71,10 +71,35 @@ absl::Status DaemonClient::error(const grpc::Status& status) const {
   }
 }
 
-absl::StatusOr<v1::StatusReply> DaemonClient::status(TimePoint deadline) {
+absl::StatusOr<v1::StatusReply> DaemonClient::status(TimePoint deadline) { return ask({}, deadline); }
+
+absl::StatusOr<v1::StatusReply> DaemonClient::statusWithStacks(TimePoint deadline) {
+  v1::StatusRequest request;
+  request.set_stacks(true);
+  const auto begin = steady_clock::now();
+  for (;;) {
+    absl::StatusOr<v1::StatusReply> reply = ask(request, std::min(deadline, steady_clock::now() + kAnswerTimeout));
+    if (!reply.ok()) return reply;
+    const auto age = std::chrono::duration_cast<std::chrono::milliseconds>(steady_clock::now() - begin).count();
+    const auto isOld = [age](const v1::WorkerStatus& worker) {
+      const bool answers = worker.state() == "ready" || worker.state() == "stuck";
+      return answers && (worker.stacks_age_ms() < 0 || worker.stacks_age_ms() > age);
+    };
+    const bool allCame = std::none_of(reply->workers().begin(), reply->workers().end(), isOld);
+    if (allCame || steady_clock::now() + kRetryInterval >= deadline) {
+      for (v1::WorkerStatus& worker : *reply->mutable_workers()) {
+        if (worker.stacks_age_ms() > age) worker.clear_stacks();
+      }
+      return reply;
+    }
+    std::this_thread::sleep_for(kRetryInterval);
+  }
+}
+
+absl::StatusOr<v1::StatusReply> DaemonClient::ask(const v1::StatusRequest& question, TimePoint deadline) {
   grpc::ClientContext context;
   context.set_deadline(forGrpc(deadline));
-  v1::StatusRequest request;
+  v1::StatusRequest request = question;
   request.set_protocol(kProtocolVersion);
   v1::StatusReply reply;
   if (const grpc::Status status = stub_->GetStatus(&context, request, &reply); !status.ok()) return error(status);
@@ -96,7 +121,7 @@ absl::StatusOr<v1::StatusReply> DaemonClient::waitUntilHealthy(TimePoint deadlin
   }
 }
 
-absl::StatusOr<DaemonClient::Stopped> DaemonClient::stop(TimePoint deadline) {
+absl::StatusOr<DaemonClient::Stopped> DaemonClient::stop(std::chrono::milliseconds drain, TimePoint deadline) {
   const absl::StatusOr<v1::StatusReply> before = status(std::min(deadline, steady_clock::now() + kAnswerTimeout));
   if (!before.ok()) return before.status();
   // Opened before the daemon goes, so that the number cannot be another process's by then. Over TCP it is of no use.
@@ -107,6 +132,7 @@ absl::StatusOr<DaemonClient::Stopped> DaemonClient::stop(TimePoint deadline) {
   context.set_deadline(forGrpc(deadline));
   v1::StopRequest request;
   request.set_protocol(kProtocolVersion);
+  request.set_drain_ms(static_cast<std::uint32_t>(drain.count()));
   v1::StopReply reply;
   if (const grpc::Status status = stub_->Stop(&context, request, &reply); !status.ok()) return error(status);
   return Stopped{before->pid(), process.open() ? process.waitForEnd(deadline) : waitUntilDisconnected(deadline)};

@@ -18,18 +18,21 @@ class DaemonClient {
   explicit DaemonClient(std::string address);
 
   absl::StatusOr<v1::StatusReply> status(TimePoint deadline);
+  /// With the stacks of the workers' threads, as they are now; at the deadline, with those that have come.
+  absl::StatusOr<v1::StatusReply> statusWithStacks(TimePoint deadline);
   /// Asks until the daemon is healthy. At the deadline, the last answer.
   absl::StatusOr<v1::StatusReply> waitUntilHealthy(TimePoint deadline);
   struct Stopped {
     std::int64_t pid;
     bool gone;  // by the deadline
   };
-  /// Stops the daemon and waits until its process is gone.
-  absl::StatusOr<Stopped> stop(TimePoint deadline);
+  /// Stops the daemon, the sessions of which may go on for `drain`, and waits until its process is gone.
+  absl::StatusOr<Stopped> stop(std::chrono::milliseconds drain, TimePoint deadline);
 
   const std::string& address() const { return address_; }
 
  private:
+  absl::StatusOr<v1::StatusReply> ask(const v1::StatusRequest& request, TimePoint deadline);
   absl::Status error(const grpc::Status& status) const;
   bool waitUntilDisconnected(TimePoint deadline);
 

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "proto/codec.h"
 
 namespace dtorch {
@@ -84,6 +86,8 @@ absl::string_view name(v1::Health health) {
       return "degraded";
     case v1::HEALTH_STOPPING:
       return "stopping";
+    case v1::HEALTH_DRAINING:
+      return "draining";
     default:
       return "unknown";
   }
@@ -97,7 +101,11 @@ std::string formatSummary(const v1::StatusReply& status) {
                       status.unobserved_errors() == 0
                           ? ""
                           : absl::StrCat(", ", status.unobserved_errors(), " failures that no client has been told of"),
-                      "\n");
+                      "\n",
+                      status.sessions_lost() == 0
+                          ? ""
+                          : absl::StrCat("sessions lost: ", status.sessions_lost(),
+                                         ", whose clients ended or did not answer, without having closed them\n"));
 }
 
 std::string formatWorkers(const v1::StatusReply& status) {
@@ -151,6 +159,26 @@ std::string formatStuck(const v1::StatusReply& status) {
   return formatTable({">WORKER", "STATE", ">NUMBER", "RUNS", ">FOR", "CALLED AT", "WAITS FOR", ">SINCE", "IN"}, rows);
 }
 
+std::string formatStacks(const v1::StatusReply& status) {
+  std::string text;
+  for (const v1::WorkerStatus& worker : status.workers()) {
+    absl::StrAppend(&text, "\nworker ", worker.rank(), ", pid ", worker.pid(), ", ", cell(worker.state()),
+                    worker.stacks().empty() ? ": its stacks have not come" : "", "\n");
+    // By their frames: pools have many threads that wait in the same place.
+    std::map<std::vector<std::string>, std::vector<std::string>> threads;
+    for (const v1::ThreadStack& stack : worker.stacks()) {
+      threads[{stack.frames().begin(), stack.frames().end()}].push_back(
+          absl::StrCat(cell(stack.name()), " (", stack.tid(), ")"));
+    }
+    for (const auto& [frames, names] : threads) {
+      absl::StrAppend(&text, "  ", absl::StrJoin(names, ", "), "\n");
+      if (frames.empty()) absl::StrAppend(&text, "    blocks signals, or does not answer\n");
+      for (const std::string& frame : frames) absl::StrAppend(&text, "    ", cell(frame), "\n");
+    }
+  }
+  return text;
+}
+
 std::string formatOperators(const v1::StatusReply& status) {
   if (status.in_flight().empty()) return "no operators in flight\n";
   std::vector<std::vector<std::string>> rows;
@@ -173,7 +201,8 @@ nlohmann::json summaryJson(const v1::StatusReply& status) {
           {"operators_done", status.operators_done()},
           {"operators_failed", status.operators_failed()},
           {"operators_in_flight", status.operators_in_flight()},
-          {"unobserved_errors", status.unobserved_errors()}};
+          {"unobserved_errors", status.unobserved_errors()},
+          {"sessions_lost", status.sessions_lost()}};
 }
 
 nlohmann::json workersJson(const v1::StatusReply& status) {
@@ -210,6 +239,20 @@ nlohmann::json stuckJson(const v1::StatusReply& status) {
                     {"current_ms", worker.current_ms()},
                     {"current_site", printable(worker.current_site(), kMaxText)},
                     {"waits", waits}});
+  }
+  return list;
+}
+
+nlohmann::json stacksJson(const v1::StatusReply& status) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const v1::WorkerStatus& worker : status.workers()) {
+    nlohmann::json threads = nlohmann::json::array();
+    for (const v1::ThreadStack& stack : worker.stacks()) {
+      nlohmann::json frames = nlohmann::json::array();
+      for (const std::string& frame : stack.frames()) frames.push_back(printable(frame, kMaxText));
+      threads.push_back({{"tid", stack.tid()}, {"name", printable(stack.name(), kMaxText)}, {"frames", frames}});
+    }
+    list.push_back({{"rank", worker.rank()}, {"pid", worker.pid()}, {"threads", threads}});
   }
   return list;
 }

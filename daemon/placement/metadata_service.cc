@@ -12,19 +12,20 @@ MetadataService::MetadataService(std::vector<std::string> libraries,
 
 MetadataService::~MetadataService() {
   {
-    const absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
+  asked_.notify_all();
   process_.cancel();
   thread_.join();
 }
 
-std::optional<MetadataAnswer> MetadataService::ask(MetadataQuestion question, absl::Duration patience) {
-  const absl::MutexLock lock(&mutex_);
+std::optional<MetadataAnswer> MetadataService::ask(MetadataQuestion question, std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex_);
   const std::uint64_t number = question.number;
   questions_.push_back(std::move(question));
-  const auto answered = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return answers_.contains(number); };
-  if (!mutex_.AwaitWithTimeout(absl::Condition(&answered), patience)) {
+  asked_.notify_all();
+  if (!answered_.wait_for(lock, patience, [&] { return answers_.contains(number); })) {
     late_.insert(number);
     return std::nullopt;
   }
@@ -34,12 +35,11 @@ std::optional<MetadataAnswer> MetadataService::ask(MetadataQuestion question, ab
 void MetadataService::run() {
   ::pthread_setname_np(::pthread_self(), "metadata");
   process_.prepare();
-  const auto due = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stopping_ || !questions_.empty(); };
   for (;;) {
     MetadataQuestion question;
     {
-      const absl::MutexLock lock(&mutex_);
-      mutex_.Await(absl::Condition(&due));
+      std::unique_lock lock(mutex_);
+      asked_.wait(lock, [this] { return stopping_ || !questions_.empty(); });
       if (stopping_) return;
       question = std::move(questions_.front());
       questions_.pop_front();
@@ -48,9 +48,10 @@ void MetadataService::run() {
     for (const TensorMeta& input : question.inputs) inputs.push_back(&input);
     MetadataAnswer answer = process_.infer(question.op, question.arguments, inputs);
     {
-      const absl::MutexLock lock(&mutex_);
+      const std::lock_guard lock(mutex_);
       if (late_.erase(question.number) == 0) {
         answers_.emplace(question.number, std::move(answer));
+        answered_.notify_all();
         continue;
       }
     }

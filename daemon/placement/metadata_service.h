@@ -1,16 +1,17 @@
 #pragma once
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "core/tensor_meta.h"
 #include "core/value.h"
 #include "daemon/placement/metadata_process.h"
@@ -35,18 +36,20 @@ class MetadataService {
   /// Questions without an answer get none.
   ~MetadataService();
   /// Waits for the answer, but not longer than `patience`; nullopt: onAnswer gets it later.
-  std::optional<MetadataAnswer> ask(MetadataQuestion question, absl::Duration patience);
+  std::optional<MetadataAnswer> ask(MetadataQuestion question, std::chrono::milliseconds patience);
 
  private:
   void run();
 
   const std::function<void(std::uint64_t, MetadataAnswer)> onAnswer_;
   MetadataProcess process_;
-  absl::Mutex mutex_;
-  std::deque<MetadataQuestion> questions_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::uint64_t, MetadataAnswer> answers_ ABSL_GUARDED_BY(mutex_);  // that are waited for
-  absl::flat_hash_set<std::uint64_t> late_ ABSL_GUARDED_BY(mutex_);          // questions that are not
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable asked_;
+  std::condition_variable answered_;
+  std::deque<MetadataQuestion> questions_;
+  std::map<std::uint64_t, MetadataAnswer> answers_;  // that are waited for
+  absl::flat_hash_set<std::uint64_t> late_;          // questions that are not
+  bool stopping_ = false;
   std::thread thread_;
 };
 

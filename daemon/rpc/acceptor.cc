@@ -13,15 +13,14 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <future>
 
-#include "absl/synchronization/notification.h"
-#include "absl/time/time.h"
 #include "spdlog/spdlog.h"
 
 namespace dtorch {
 namespace {
 
-constexpr absl::Duration kCutAfter = absl::Milliseconds(250);
+constexpr std::chrono::milliseconds kCutAfter{250};
 
 ino_t inodeOf(int fd) {
   struct stat socket {};
@@ -56,14 +55,14 @@ void Acceptor::stop() {
   for (ListeningSocket& socket : sockets_) socket.close();
 }
 
-void Acceptor::shutdownServer(std::chrono::system_clock::time_point deadline) {
+void Acceptor::shutdownServer(std::chrono::milliseconds grace) {
   if (server_ == nullptr) return;
-  absl::Notification done;
+  std::promise<void> done;
   std::thread cutter([&] {
-    if (!done.WaitForNotificationWithDeadline(absl::FromChrono(deadline) + kCutAfter)) cutConnections();
+    if (done.get_future().wait_for(grace + kCutAfter) == std::future_status::timeout) cutConnections();
   });
-  server_->Shutdown(deadline);
-  done.Notify();
+  server_->Shutdown(std::chrono::system_clock::now() + grace);
+  done.set_value();
   cutter.join();
 }
 

@@ -31,10 +31,10 @@ class Acceptor {
   absl::Status start(grpc::Server* server);
   /// Ends the thread and closes the listening sockets. Idempotent.
   void stop();
-  /// After stop(): shuts the server down. Calls have until `deadline` to end, then they are cancelled, and what is
+  /// After stop(): shuts the server down. Calls have `grace` to end, then they are cancelled, and what is
   /// still connected 250 ms later is cut off: gRPC does not close a connection in the middle of a write, so that a
   /// client that does not read would hold it up for ever.
-  void shutdownServer(std::chrono::system_clock::time_point deadline);
+  void shutdownServer(std::chrono::milliseconds grace);
 
   /// Who is at the other end of a call whose ServerContext::peer() is `peer`; the call must not have ended.
   PeerCredentials credentials(const std::string& peer) const;

@@ -1,11 +1,11 @@
 #include "daemon/rpc/open_streams.h"
 
-#include <vector>
-
 namespace dtorch {
 
-SessionStream* OpenStreams::add(SessionListener* listener, PeerCredentials peer) {
-  auto stream = std::make_shared<SessionStream>(listener, peer, [this](SessionStream* done) { remove(done); });
+SessionStream* OpenStreams::add(SessionListener* listener, PeerCredentials peer, std::size_t maxMessageBytes,
+                                grpc::CallbackServerContext* context) {
+  auto stream = std::make_shared<SessionStream>(listener, peer, maxMessageBytes, context,
+                                                [this](SessionStream* done) { remove(done); });
   absl::Status closed;
   {
     const std::lock_guard lock(mutex_);
@@ -26,9 +26,25 @@ void OpenStreams::close(const absl::Status& status) {
     const std::lock_guard lock(mutex_);
     if (!closed_.ok()) return;
     closed_ = status;
-    for (const auto& [key, stream] : streams_) open.push_back(stream);
+    open = allLocked();
   }
   for (const auto& stream : open) stream->close(status);
+}
+
+void OpenStreams::cutOffUnread(std::chrono::milliseconds limit) {
+  std::vector<std::shared_ptr<SessionStream>> open;
+  {
+    const std::lock_guard lock(mutex_);
+    open = allLocked();
+  }
+  for (const auto& stream : open) stream->cutOffIfUnread(limit);
+}
+
+std::vector<std::shared_ptr<SessionStream>> OpenStreams::allLocked() const {
+  std::vector<std::shared_ptr<SessionStream>> all;
+  all.reserve(streams_.size());
+  for (const auto& [key, stream] : streams_) all.push_back(stream);
+  return all;
 }
 
 bool OpenStreams::waitUntilEmpty(std::chrono::steady_clock::time_point deadline) {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "daemon/rpc/session_stream.h"
@@ -14,7 +15,10 @@ namespace dtorch {
 class OpenStreams {
  public:
   /// A new stream, for gRPC; after close() one that ends at once.
-  SessionStream* add(SessionListener* listener, PeerCredentials peer);
+  SessionStream* add(SessionListener* listener, PeerCredentials peer, std::size_t maxMessageBytes,
+                     grpc::CallbackServerContext* context);
+  /// Ends the streams whose clients have not taken for so long what is being written to them.
+  void cutOffUnread(std::chrono::milliseconds limit);
   /// Ends all streams, and those that come later, with `status`, after what is queued for them has been sent.
   void close(const absl::Status& status);
   /// True when the last one has ended before the deadline.
@@ -22,6 +26,7 @@ class OpenStreams {
 
  private:
   void remove(SessionStream* stream);
+  std::vector<std::shared_ptr<SessionStream>> allLocked() const;
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable empty_;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <mutex>
 #include <vector>
 
@@ -27,17 +28,18 @@ class Service final
     : public v1::Dtorch::WithRawCallbackMethod_Session<v1::Dtorch::WithCallbackMethod_GetStatus<
           v1::Dtorch::WithCallbackMethod_Stop<v1::Dtorch::WithCallbackMethod_Cancel<v1::Dtorch::Service>>>> {
  public:
-  Service(SessionListener* listener, const Acceptor* acceptor) : listener_(listener), acceptor_(acceptor) {}
+  Service(SessionListener* listener, const Acceptor* acceptor, std::size_t maxMessageBytes)
+      : listener_(listener), acceptor_(acceptor), maxMessageBytes_(maxMessageBytes) {}
   OpenStreams& streams() { return streams_; }
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(grpc::CallbackServerContext* context) override {
-    return streams_.add(listener_, acceptor_->credentials(context->peer()));
+    return streams_.add(listener_, acceptor_->credentials(context->peer()), maxMessageBytes_, context);
   }
 
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context, const v1::StatusRequest* request,
                                       v1::StatusReply* reply) override {
     const absl::Status protocol = checkProtocol("the client", request->protocol());
-    if (protocol.ok()) *reply = listener_->status();
+    if (protocol.ok()) *reply = listener_->status(*request);
     return finish(context, protocol);
   }
 
@@ -53,7 +55,7 @@ class Service final
     const absl::Status protocol = checkProtocol("the client", request->protocol());
     reply->set_pid(::getpid());
     grpc::ServerUnaryReactor* reactor = finish(context, protocol);
-    if (protocol.ok()) listener_->requestStop();
+    if (protocol.ok()) listener_->requestStop(milliseconds(request->drain_ms()));
     return reactor;
   }
 
@@ -66,6 +68,7 @@ class Service final
 
   SessionListener* const listener_;
   const Acceptor* const acceptor_;
+  const std::size_t maxMessageBytes_;
   OpenStreams streams_;
 };
 
@@ -87,6 +90,9 @@ class Server::Impl {
     const std::lock_guard lock(servingMutex_);
     if (server_ != nullptr && !stopping_) server_->GetHealthCheckService()->SetServingStatus(serving);
   }
+  void endLeases() {
+    if (service_ != nullptr) service_->streams().cutOffUnread(options_.lease);
+  }
   void shutdown(milliseconds grace);
 
  private:
@@ -101,20 +107,27 @@ class Server::Impl {
 };
 
 absl::Status Server::Impl::serve(SessionListener* listener) {
-  service_ = std::make_unique<Service>(listener, &acceptor_);
+  service_ = std::make_unique<Service>(listener, &acceptor_, options_.maxMessageBytes);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   builder.RegisterService(service_.get());
-  builder.SetMaxReceiveMessageSize(static_cast<int>(options_.maxMessageBytes));
+  // Up to twice the limit the stream itself refuses, with the name of the limit; gRPC knows none.
+  builder.SetMaxReceiveMessageSize(
+      static_cast<int>(std::min<std::size_t>(2 * options_.maxMessageBytes, std::numeric_limits<int>::max())));
   builder.SetMaxSendMessageSize(-1);  // ours are made in bounded chunks
   // A compressed message may unfold to far more than its own size: none of our clients sends one.
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 1024);
-  // Clients may ping every 10 s. The server does not: a local client's death closes its socket, and one that is stopped
-  // in a debugger shall keep its session.
+  // Clients may ping every 10 s.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  // A client's death closes its socket. One that is stopped, or beyond a network that is no more, does not answer
+  // pings.
+  const int half = static_cast<int>(options_.lease.count() / 2);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, half);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, half);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::InternalError("gRPC did not start its server; its log says why");
   setServing(false);
@@ -133,7 +146,7 @@ void Server::Impl::shutdown(milliseconds grace) {
     }
     service_->streams().close(absl::UnavailableError("dtorchd is stopping"));
     service_->streams().waitUntilEmpty(std::chrono::steady_clock::now() + grace);
-    acceptor_.shutdownServer(std::chrono::system_clock::now() + std::min(kRest, grace));
+    acceptor_.shutdownServer(std::min(kRest, grace));
     server_.reset();
   }
   pidFile_.reset();
@@ -162,6 +175,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::bind(const ServerOptions& option
 
 absl::Status Server::serve(SessionListener* listener) { return impl_->serve(listener); }
 void Server::setServing(bool serving) { impl_->setServing(serving); }
+void Server::endLeases() { impl_->endLeases(); }
 void Server::shutdown(milliseconds grace) { impl_->shutdown(grace); }
 
 }  // namespace dtorch

@@ -14,6 +14,8 @@ struct ServerOptions {
   std::string pidFile;     // flock'ed; holds the daemon's pid
   std::string tcpAddress;  // "127.0.0.1:4077", this host only; empty: none
   std::size_t maxMessageBytes = 64u << 20;
+  /// A client that cannot be reached for so long has lost its session: it is stopped, or its network is.
+  std::chrono::milliseconds lease{300'000};
 };
 
 /// The clients' gRPC server: service dtorch.v1.Dtorch, and grpc.health.v1.Health. Sockets are bound and accepted here,
@@ -32,6 +34,9 @@ class Server {
   /// Serves `listener`, which must outlive the server. The health service answers NOT_SERVING until setServing(true).
   absl::Status serve(SessionListener* listener);
   void setServing(bool serving);
+  /// Ends the sessions of clients that have stopped in the midst of a message, at the end of their lease; the others
+  /// gRPC sees. To be called several times a lease.
+  void endLeases();
   /// Removes the socket, refuses new streams and ends open ones with UNAVAILABLE; those whose clients have not taken
   /// what is queued for them within `grace` are cut off. Last, it removes the pid file. Takes half a second more than
   /// `grace` at most, provided that the listener's calls return. Idempotent.

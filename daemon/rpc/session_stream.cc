@@ -3,6 +3,7 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/wire_format_lite.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
+#include <grpcpp/server_context.h>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/rpc/protocol_status.h"
@@ -87,6 +88,10 @@ void SessionStream::OnReadDone(bool ok) {
   ++received_;
   auto request = std::make_unique<ClientRequest>();
   request->bytes = incoming_.Length();
+  if (request->bytes > maxMessageBytes_) {
+    return close(absl::ResourceExhaustedError(absl::StrCat("message ", received_, " has ", request->bytes,
+                                                           " bytes; session.max_message = ", maxMessageBytes_)));
+  }
   if (request->bytes > kCountedBytes && countCommands(incoming_) > kMaxCommands) {
     return close(absl::ResourceExhaustedError(
         absl::StrCat("message ", received_, " holds more than ", kMaxCommands, " commands: send several")));
@@ -117,16 +122,29 @@ void SessionStream::OnWriteDone(bool ok) {
   advance();
 }
 
+void SessionStream::cutOffIfUnread(std::chrono::milliseconds limit) {
+  const std::lock_guard lock(mutex_);
+  if (done_ || !writing_ || std::chrono::steady_clock::now() - writingSince_ < limit) return;
+  context_->TryCancel();  // OnCancel and OnDone follow
+}
+
 void SessionStream::OnCancel() {
   {
     const std::lock_guard lock(mutex_);
+    cancelled_ = true;
     abandonLocked(absl::CancelledError("the client is gone, or this daemon is stopping"));
   }
   advance();
 }
 
 void SessionStream::OnDone() {
-  if (open_) listener_->onClosed(id_);
+  bool lost = false;
+  {
+    const std::lock_guard lock(mutex_);
+    done_ = true;
+    lost = cancelled_;
+  }
+  if (open_) listener_->onClosed(id_, lost);
   const auto onDone = std::move(onDone_);  // outlives this object
   onDone(this);
 }
@@ -142,6 +160,7 @@ void SessionStream::advance() {
       queue_.pop_front();
       more = !queue_.empty();
       writing_ = true;
+      writingSince_ = std::chrono::steady_clock::now();
     } else if (closing_) {
       finished_ = true;
     } else {

@@ -3,6 +3,7 @@
 #include <grpcpp/support/server_callback.h>
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -22,8 +23,14 @@ namespace dtorch {
 class SessionStream final : public SessionChannel, public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   /// `onDone` is told when gRPC is done with this object, and may delete it.
-  SessionStream(SessionListener* listener, PeerCredentials peer, std::function<void(SessionStream*)> onDone)
-      : listener_(listener), peer_(peer), onDone_(std::move(onDone)) {}
+  /// `context` is the call's.
+  SessionStream(SessionListener* listener, PeerCredentials peer, std::size_t maxMessageBytes,
+                grpc::CallbackServerContext* context, std::function<void(SessionStream*)> onDone)
+      : listener_(listener),
+        peer_(peer),
+        maxMessageBytes_(maxMessageBytes),
+        context_(context),
+        onDone_(std::move(onDone)) {}
   /// Tells the listener and reads the first message. `self` is this stream. Without it, the listener never hears of it.
   void open(std::shared_ptr<SessionChannel> self);
 
@@ -32,6 +39,8 @@ class SessionStream final : public SessionChannel, public grpc::ServerBidiReacto
   void readNext() override;
   void close(const absl::Status& status) override;
   PeerCredentials peer() const override { return peer_; }
+  /// Ends the stream if its client has not taken for so long what is being written to it.
+  void cutOffIfUnread(std::chrono::milliseconds limit);
 
  private:
   struct Outgoing {
@@ -52,6 +61,8 @@ class SessionStream final : public SessionChannel, public grpc::ServerBidiReacto
 
   SessionListener* const listener_;
   const PeerCredentials peer_;
+  const std::size_t maxMessageBytes_;
+  grpc::CallbackServerContext* const context_;  // gRPC's, until OnDone
   std::function<void(SessionStream*)> onDone_;
   SessionId id_ = 0;
   bool open_ = false;
@@ -66,7 +77,10 @@ class SessionStream final : public SessionChannel, public grpc::ServerBidiReacto
   std::deque<Outgoing> queue_;
   bool held_ = false;     // the listener has a request: the next read waits for readNext()
   bool writing_ = false;  // a write is on its way: outgoing_ is taken
+  std::chrono::steady_clock::time_point writingSince_;
   bool finished_ = false;
+  bool cancelled_ = false;
+  bool done_ = false;
   bool above_ = false;                   // queuedBytes_ was above the mark of onDrained
   std::optional<absl::Status> closing_;  // set once; what Finish will say
 };

@@ -2,6 +2,7 @@
 #include <google/protobuf/arena.h>
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -61,14 +62,14 @@ class SessionListener {
   virtual void onRequest(SessionId session, std::unique_ptr<ClientRequest> request) = 0;
   /// send() queue has drained below 1 MiB after having been above it.
   virtual void onDrained(SessionId session) = 0;
-  /// The stream has ended, for whatever reason; called exactly once, last.
-  virtual void onClosed(SessionId session) = 0;
+  /// The stream has ended; called exactly once, last. `lost`: without the client's having closed it, or this side.
+  virtual void onClosed(SessionId session, bool lost) = 0;
   /// Must answer within 1 s whatever the workers do.
-  virtual v1::StatusReply status() = 0;
+  virtual v1::StatusReply status(const v1::StatusRequest& request) = 0;
   /// Cancels what the session has called before its CancelCalls `serial`, if the token is its own.
   virtual void onCancel(SessionId session, std::uint64_t token, std::uint64_t serial) = 0;
-  /// Asks for an orderly end of the daemon; returns at once.
-  virtual void requestStop() = 0;
+  /// Asks for an orderly end of the daemon, the sessions of which may go on for `drain`; returns at once.
+  virtual void requestStop(std::chrono::milliseconds drain) = 0;
 };
 
 }  // namespace dtorch

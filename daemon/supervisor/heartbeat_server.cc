@@ -22,7 +22,7 @@ std::vector<ListeningSocket> single(ListeningSocket socket) {
 grpc::ServerUnaryReactor* HeartbeatServer::Service::Beat(grpc::CallbackServerContext* context,
                                                          const v1::Heartbeat* beat, v1::HeartbeatReply* reply) {
   const absl::Status protocol = checkProtocol("the worker", beat->protocol());
-  if (protocol.ok()) reply->set_stop(!onBeat_(*beat));
+  if (protocol.ok()) *reply = onBeat_(*beat);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(toGrpc(protocol));
   return reactor;
@@ -37,7 +37,7 @@ absl::StatusOr<std::unique_ptr<HeartbeatServer>> HeartbeatServer::start(const st
   std::unique_ptr<HeartbeatServer> result(new HeartbeatServer(*std::move(socket), std::move(onBeat)));
   grpc::ServerBuilder builder;
   builder.RegisterService(&result->service_);
-  builder.SetMaxReceiveMessageSize(1 << 20);
+  builder.SetMaxReceiveMessageSize(4 << 20);  // the stacks of a worker's threads are at most half as large
   result->server_ = builder.BuildAndStart();
   if (result->server_ == nullptr)
     return absl::InternalError("gRPC did not start the heartbeat server; its log says why");
@@ -47,7 +47,7 @@ absl::StatusOr<std::unique_ptr<HeartbeatServer>> HeartbeatServer::start(const st
 
 HeartbeatServer::~HeartbeatServer() {
   acceptor_.stop();
-  acceptor_.shutdownServer(std::chrono::system_clock::now() + std::chrono::milliseconds(250));
+  acceptor_.shutdownServer(std::chrono::milliseconds(250));
 }
 
 }  // namespace dtorch

@@ -15,8 +15,7 @@ namespace dtorch {
 /// Thread: `onBeat` is called from gRPC's threads and must not block.
 class HeartbeatServer {
  public:
-  /// False: the worker is not known (any more) and shall exit.
-  using OnBeat = std::function<bool(const v1::Heartbeat& beat)>;
+  using OnBeat = std::function<v1::HeartbeatReply(const v1::Heartbeat& beat)>;
 
   static absl::StatusOr<std::unique_ptr<HeartbeatServer>> start(const std::string& socketPath, OnBeat onBeat);
   /// Waits for the calls in progress, which are cut off after 250 ms.

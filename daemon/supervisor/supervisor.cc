@@ -42,7 +42,10 @@ struct Worker {
   Clock::time_point launchedAt;
   Clock::time_point hearableSince;  // it is ready, and this supervisor listens
   std::optional<Clock::time_point> lastBeat;
-  v1::Heartbeat heartbeat;
+  v1::Heartbeat heartbeat;  // the last one, without stacks
+  bool stacksWanted = false;
+  std::vector<v1::ThreadStack> stacks;
+  std::optional<Clock::time_point> stacksCame;
   std::string detail;
   std::string killedFor;               // why the supervisor has killed it
   std::vector<std::string> lastLines;  // of an ended one
@@ -95,6 +98,7 @@ class Supervisor::Impl {
   absl::Status launch(const WorkerSpec& spec);
   void markReady(Rank rank, std::uint64_t incarnation);
   std::vector<WorkerSnapshot> snapshot();
+  void askForStacks();
   std::vector<std::string> lastLines(Rank rank);
   void expectExits();
   void end(Rank rank, std::uint64_t incarnation);
@@ -104,7 +108,7 @@ class Supervisor::Impl {
   void run();
   void onOutput(std::uint64_t serial);
   void onExited(std::uint64_t serial);
-  bool onBeat(const v1::Heartbeat& beat);
+  v1::HeartbeatReply onBeat(const v1::Heartbeat& beat);
   /// Starts what is due.
   void restart();
 
@@ -219,9 +223,15 @@ std::vector<WorkerSnapshot> Supervisor::Impl::snapshot() {
     }
     const auto restarts = restarts_.find(rank);
     result.push_back({rank, worker.pid, worker.spec.device, worker.state, age, worker.heartbeat, std::move(detail),
-                      restarts == restarts_.end() ? 0 : restarts->second});
+                      restarts == restarts_.end() ? 0 : restarts->second, worker.stacks,
+                      worker.stacksCame ? millisecondsOf(now - *worker.stacksCame) : -1});
   }
   return result;
+}
+
+void Supervisor::Impl::askForStacks() {
+  const std::lock_guard lock(mutex_);
+  for (auto& [rank, worker] : workers_) worker.stacksWanted = true;
 }
 
 std::vector<std::string> Supervisor::Impl::lastLines(Rank rank) {
@@ -380,15 +390,24 @@ void Supervisor::Impl::onExited(std::uint64_t serial) {
   onExit_(exit);
 }
 
-bool Supervisor::Impl::onBeat(const v1::Heartbeat& beat) {
+v1::HeartbeatReply Supervisor::Impl::onBeat(const v1::Heartbeat& beat) {
+  v1::HeartbeatReply reply;
   const std::lock_guard lock(mutex_);
   const auto it = workers_.find(beat.rank());
-  if (it == workers_.end()) return false;
+  if (it == workers_.end() || it->second.ended() || (it->second.pid != 0 && it->second.pid != beat.pid())) {
+    reply.set_stop(true);
+    return reply;
+  }
   Worker& worker = it->second;
-  if (worker.ended() || (worker.pid != 0 && worker.pid != beat.pid())) return false;
   worker.heartbeat = beat;
+  worker.heartbeat.clear_stacks();
   worker.lastBeat = Clock::now();
-  if (worker.state == WorkerState::kStarting) return true;
+  if (beat.stacks_size() > 0) {
+    worker.stacks.assign(beat.stacks().begin(), beat.stacks().end());
+    worker.stacksCame = worker.lastBeat;
+  }
+  reply.set_stacks(std::exchange(worker.stacksWanted, false));
+  if (worker.state == WorkerState::kStarting) return reply;
   const bool stuck = beat.current() != 0 && beat.current_ms() > options_.stuckAfter.count();
   const WorkerState before = std::exchange(worker.state, stuck ? WorkerState::kStuck : WorkerState::kReady);
   worker.detail = stuck ? describeRunning(beat) : "";
@@ -398,7 +417,7 @@ bool Supervisor::Impl::onBeat(const v1::Heartbeat& beat) {
   } else if (!stuck && before == WorkerState::kStuck) {
     spdlog::info("worker {} (pid {}) goes on", beat.rank(), worker.pid);
   }
-  return true;
+  return reply;
 }
 
 Worker* Supervisor::Impl::findLocked(std::uint64_t serial) {
@@ -475,6 +494,7 @@ absl::StatusOr<std::unique_ptr<Supervisor>> Supervisor::start(const SupervisorOp
 absl::Status Supervisor::launch(const WorkerSpec& spec) { return impl_->launch(spec); }
 void Supervisor::markReady(Rank rank, std::uint64_t incarnation) { impl_->markReady(rank, incarnation); }
 std::vector<WorkerSnapshot> Supervisor::snapshot() const { return impl_->snapshot(); }
+void Supervisor::askForStacks() { impl_->askForStacks(); }
 std::vector<std::string> Supervisor::lastLines(Rank rank) const { return impl_->lastLines(rank); }
 void Supervisor::end(Rank rank, std::uint64_t incarnation) { impl_->end(rank, incarnation); }
 void Supervisor::expectExits() { impl_->expectExits(); }

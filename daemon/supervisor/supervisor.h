@@ -32,6 +32,8 @@ struct WorkerSnapshot {
   v1::Heartbeat lastHeartbeat;
   std::string detail;  // why it is stuck or dead, and what comes next
   std::uint32_t restarts = 0;
+  std::vector<v1::ThreadStack> stacks;  // the last that have come
+  std::int64_t stacksAgeMs = -1;        // -1: none have
 };
 
 /// A worker has ended that should not.
@@ -75,6 +77,8 @@ class Supervisor {
   /// The daemon has received this worker's hello and seen its subscription. Does nothing for one that has ended.
   void markReady(Rank rank, std::uint64_t incarnation);
   std::vector<WorkerSnapshot> snapshot() const;
+  /// Each worker's next heartbeats bring the stacks of its threads.
+  void askForStacks();
   /// Last log lines of a worker, for the message about one that did not come up.
   std::vector<std::string> lastLines(Rank rank) const;
   /// Ends a worker that cannot be trusted any more (SIGKILL; in thread mode it is asked). Does nothing for one that has

@@ -57,5 +57,7 @@ void roleSays(const std::string& line);
 bool roleHears(std::string* line);
 
 int openDescriptors();
+/// One of 127.0.0.1 that nobody has at the moment.
+int freeTcpPort();
 
 }  // namespace dtorch

@@ -71,12 +71,12 @@ class FakeListener final : public SessionListener {
     ++sessions_[id].drained;
     changed_.notify_all();
   }
-  void onClosed(SessionId id) override {
+  void onClosed(SessionId id, bool /*lost*/) override {
     const std::lock_guard lock(mutex_);
     ++sessions_[id].closed;
     changed_.notify_all();
   }
-  v1::StatusReply status() override {
+  v1::StatusReply status(const v1::StatusRequest& /*request*/) override {
     v1::StatusReply reply;
     reply.set_pid(::getpid());
     return reply;
@@ -86,7 +86,7 @@ class FakeListener final : public SessionListener {
     cancels_.push_back({id, token, serial});
     changed_.notify_all();
   }
-  void requestStop() override {
+  void requestStop(std::chrono::milliseconds /*drain*/) override {
     const std::lock_guard lock(mutex_);
     ++stops_;
     changed_.notify_all();

@@ -129,13 +129,12 @@ ProgramResult runProgram(const std::vector<std::string>& command, std::chrono::s
 DaemonFixture::DaemonFixture(const Options& options) : folder_(makeFolder()), sharedMemory_(sharedMemoryNames()) {
   // What the daemon leaves behind becomes this process's child, so that it can be found.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  std::vector<std::string> command{binFolder() + "/dtorchd",
-                                   "--runtime.dir",
-                                   folder_,
-                                   "--workers.count",
-                                   absl::StrCat(options.workers),
-                                   "--workers.mode",
-                                   options.threads ? "thread" : "process"};
+  std::vector<std::string> command = options.prefix;
+  for (const std::string& word : {binFolder() + "/dtorchd", std::string("--runtime.dir"), folder_,
+                                  std::string("--workers.count"), absl::StrCat(options.workers),
+                                  std::string("--workers.mode"), std::string(options.threads ? "thread" : "process")}) {
+    command.push_back(word);
+  }
   command.insert(command.end(), options.flags.begin(), options.flags.end());
   pid_ = start(command, folder_ + "/log");
   const auto reply = DaemonClient(socket()).waitUntilHealthy(steady_clock::now() + kStartTimeout);

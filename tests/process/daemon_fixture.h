@@ -24,8 +24,10 @@ class DaemonFixture {
  public:
   struct Options {
     int workers = 2;
-    bool threads = false;            // worker threads instead of processes
-    std::vector<std::string> flags;  // more of dtorchd's: {"--log.level", "debug"}
+    bool threads = false;                 // worker threads instead of processes
+    std::vector<std::string> flags = {};  // more of dtorchd's: {"--log.level", "debug"}
+    /// Words before the command line, of a program that becomes it: {"/usr/bin/env", "http_proxy=http://nowhere"}.
+    std::vector<std::string> prefix = {};
   };
 
   explicit DaemonFixture(const Options& options);

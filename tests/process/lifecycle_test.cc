@@ -326,27 +326,6 @@ TEST_CASE("a worker that does not come up is named, with what it said") {
   std::filesystem::remove_all(folder);
 }
 
-TEST_CASE("an orderly end: idle, under load, with a client that waits, twice") {
-  DaemonFixture::Options options;
-  options.threads = GENERATE(false, true);
-  DaemonFixture daemon(options);
-  const auto session = daemon.connect();
-  const std::string state = GENERATE("idle", "load", "waiting");
-  INFO(state);
-  std::optional<Future<HostTensor>> pending;
-  if (state != "idle") pending = slow(*session).get();
-  if (state == "waiting") CHECK(absl::IsDeadlineExceeded(pending->wait(std::chrono::milliseconds(50)).status()));
-  const auto begin = Clock::now();
-  daemon.kill(SIGTERM);
-  daemon.kill(SIGTERM);
-  const std::optional<int> end = daemon.waitForEnd(std::chrono::seconds(15));
-  REQUIRE(end.has_value());
-  CHECK(Clock::now() - begin < std::chrono::seconds(10));
-  CHECK((WIFEXITED(*end) && WEXITSTATUS(*end) == 0));
-  if (pending) CHECK(absl::IsUnavailable(pending->wait(kDeadline).status()));
-  for (const auto& entry : std::filesystem::directory_iterator(daemon.folder())) CHECK_FALSE(entry.is_socket());
-}
-
 TEST_CASE("the programs of the README print what it says") {
   DaemonFixture daemon;
   const ProgramResult hello = runProgram({binFolder() + "/hello", daemon.socket()}, kDeadline);
