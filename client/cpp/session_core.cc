@@ -49,6 +49,12 @@ class PartReader {
   std::int64_t element_ = 0;
 };
 
+// 0: none. One that is over already is the shortest that there is.
+std::uint32_t wireTimeout(std::chrono::milliseconds timeout) {
+  constexpr std::int64_t kLongest = std::numeric_limits<std::uint32_t>::max();
+  return timeout.count() == 0 ? 0 : static_cast<std::uint32_t>(std::clamp<std::int64_t>(timeout.count(), 1, kLongest));
+}
+
 }  // namespace
 
 Tensor::Handle::~Handle() {
@@ -245,10 +251,7 @@ absl::StatusOr<TensorId> SessionCore::submit(absl::string_view name, absl::Span<
   }
   command->set_template_id(known.id);
   command->set_implicit(options.implicit);
-  if (options.timeout.count() != 0) {
-    constexpr std::int64_t kLongest = std::numeric_limits<std::uint32_t>::max();
-    command->set_timeout_ms(static_cast<std::uint32_t>(std::clamp<std::int64_t>(options.timeout.count(), 1, kLongest)));
-  }
+  command->set_timeout_ms(wireTimeout(options.timeout));
   command->mutable_inputs()->Add(inputs.begin(), inputs.end());
   command->set_first_output(nextTensor_);
   command->set_site(number);
@@ -377,7 +380,8 @@ void SessionCore::onPutTaken(TensorId tensor) {
   pool_.give(0, std::move(segment));
 }
 
-Tensor SessionCore::redistribute(const Tensor& tensor, const Placements& placements, Site site) {
+Tensor SessionCore::redistribute(const Tensor& tensor, const Placements& placements, std::chrono::milliseconds timeout,
+                                 Site site) {
   if (!tensor.defined()) return failed("redistribute", site, absl::InvalidArgumentError("there is no tensor"));
   if (!tensor.handle_->error.ok()) return tensor;
   SessionCore& self = *tensor.handle_->session;
@@ -390,6 +394,7 @@ Tensor SessionCore::redistribute(const Tensor& tensor, const Placements& placeme
       output = self.nextTensor_++;
       v1::Command* command = commands.add();
       command->set_site(number);
+      command->set_timeout_ms(wireTimeout(timeout));
       command->mutable_redistribute()->set_tensor(tensor.handle_->id);
       command->mutable_redistribute()->set_output(output);
       toWire(placements, command->mutable_redistribute()->mutable_placements());

@@ -67,7 +67,8 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   std::shared_ptr<FutureState> rules();
   std::shared_ptr<FutureState> redistributions();
   std::shared_ptr<FutureState> declareRule(absl::string_view name, absl::string_view rule);
-  static Tensor redistribute(const Tensor& tensor, const Placements& placements, Site site);
+  static Tensor redistribute(const Tensor& tensor, const Placements& placements, std::chrono::milliseconds timeout,
+                             Site site);
   static std::shared_ptr<FutureState> get(const Tensor& tensor, bool local, Rank rank);
   static std::shared_ptr<FutureState> describe(const Tensor& tensor);
   /// The session that a call belongs to: its first tensor's. nullptr if there is none.

@@ -30,8 +30,9 @@ class Tensor {
   Tensor() = default;
   bool defined() const { return handle_ != nullptr; }
 
-  /// The same value, placed as `placements` on its mesh.
-  Tensor redistribute(Placements placements, Site site = std::source_location::current()) const;
+  /// The same value, placed as `placements` on its mesh. `timeout`: as CallOptions::timeout.
+  Tensor redistribute(Placements placements, std::chrono::milliseconds timeout = {},
+                      Site site = std::source_location::current()) const;
   /// The whole value, as host memory.
   Future<HostTensor> get() const;
   /// The part that `rank` holds; of a Partial tensor, its summand.

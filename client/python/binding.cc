@@ -221,6 +221,10 @@ std::chrono::steady_clock::duration seconds(double count) {
 /// A whole day is longer than any wait can be without a signal reaching Python: the package waits in short pieces.
 constexpr double kLongest = 86400;
 
+std::chrono::milliseconds timeLimit(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(std::min(seconds, 4e6) * 1000)));
+}
+
 absl::Status wait(Future& box, double timeout) {
   const auto limit = seconds(timeout < 0 || timeout > kLongest ? kLongest : timeout);
   return std::visit(
@@ -309,8 +313,7 @@ int dtorch_call(dtorch_object* owner, const char* name, const void* arguments, s
   return guarded([&]() -> absl::Status {
     DecodedCall decoded(tensors, count);
     if (absl::Status status = decoded.decode(arguments, bytes); !status.ok()) return status;
-    decoded.options.timeout =
-        std::chrono::milliseconds(static_cast<std::int64_t>(std::ceil(std::min(timeout, 4e6) * 1000)));
+    decoded.options.timeout = timeLimit(timeout);
     return call(owner, name, decoded, mesh, placements, outputs, implicit, site, results);
   });
 }
@@ -347,11 +350,12 @@ int dtorch_redistributions(dtorch_object* owner, dtorch_object** future) {
   });
 }
 
-int dtorch_redistribute(dtorch_object* tensor, const char* placements, dtorch_site site, dtorch_object** out) {
+int dtorch_redistribute(dtorch_object* tensor, const char* placements, double timeout, dtorch_site site,
+                        dtorch_object** out) {
   return guarded([&]() -> absl::Status {
     absl::StatusOr<Placements> placed = placementsOf(placements);
     if (!placed.ok()) return placed.status();
-    *out = wrap(as<Tensor>(tensor).redistribute(*std::move(placed), siteOf(site)));
+    *out = wrap(as<Tensor>(tensor).redistribute(*std::move(placed), timeLimit(timeout), siteOf(site)));
     return absl::OkStatus();
   });
 }

@@ -74,7 +74,8 @@ int dtorch_explain(dtorch_object* session, const char* name, const void* argumen
 int dtorch_rules(dtorch_object* session, dtorch_object** future);
 int dtorch_declare_rule(dtorch_object* session, const char* name, const char* rule, dtorch_object** future);
 int dtorch_redistributions(dtorch_object* session, dtorch_object** future);
-int dtorch_redistribute(dtorch_object* tensor, const char* placements, dtorch_site site, dtorch_object** result);
+int dtorch_redistribute(dtorch_object* tensor, const char* placements, double timeout, dtorch_site site,
+                        dtorch_object** result);
 
 /// `rank` negative: the whole value; else the part that this rank holds.
 int dtorch_get(dtorch_object* tensor, std::int32_t rank, dtorch_object** future);

@@ -488,19 +488,23 @@ bool ClientSession::redistribute(const v1::Command& command) {
   if (isCancelling()) return refuseFor(cancelled_);
   if (operand == nullptr) return refuseFor(unknownTensor(wanted.tensor(), "redistribute", command.site()));
   if (operand->failure() != nullptr) return refuseFor(operand->failure());
+  if (absl::Status late = checkTimeLimit(command); !late.ok()) {
+    return refuseFor(fail(std::move(late), "redistribute", command.site()));
+  }
   const TensorLayout* layout = operand->layout;
   const GroupId group = layout->mesh->group;
   absl::StatusOr<Placements> to = fromWire(wanted.placements());
   if (to.ok()) to = normalize(*std::move(to), layout->mesh->mesh.dims(), static_cast<int>(layout->meta.shape.size()));
   if (!to.ok()) return refuseFor(fail(to.status(), "redistribute", command.site()));
   absl::StatusOr<PlannedOperator*> plan = services_->planner->planRedistribute(layout, *to);
-  if (!canAppend(group)) return false;
+  if (!canAppend(group)) return waitWithin(command);
   absl::Status status = plan.status();
   if (status.ok()) status = services_->executor->error(group);
   if (status.ok()) status = tensors_.checkQuota((*plan)->outputs);
   if (!status.ok()) return refuseFor(fail(std::move(status), "redistribute", command.site()));
   OperatorNumber number = 0;
   const OperandId output = publish(*plan, {&operand->id, 1}, command.site(), &number);
+  if (command.timeout_ms() > 0) limitTime(command, number);
   tensors_.add(wanted.output(), {output, (*plan)->outputs[0], nullptr, nullptr});
   return true;
 }

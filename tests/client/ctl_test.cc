@@ -193,7 +193,7 @@ TEST_CASE("A wrong command line is exit code 2, help is 0") {
   CHECK(run("x", {"status", "--timeout", "-1"}).exitCode == kExitUnreachable);
   const Outcome help = run("x", {"--help"});
   CHECK(help.exitCode == 0);
-  for (const char* command : {"status", "workers", "sessions", "stop", "version"})
+  for (const char* command : {"status", "workers", "sessions", "operators", "stuck", "stop", "drain", "version"})
     CHECK_THAT(help.out, Contains(command));
 }
 

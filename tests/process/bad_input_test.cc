@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <string>
 #include <thread>
@@ -358,6 +359,26 @@ TEST_CASE("a Partial is added up in its own arithmetic, or its operator refused"
   CHECK(std::equal(wrapped.begin(), wrapped.end(), value->values<std::uint8_t>()->begin()));
 }
 
+TEST_CASE("calls with thousands of tensors, and with a hundred thousand numbers") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+  const std::vector<float> values = {1, 2};
+  std::vector<Tensor> parts;
+  for (int i = 0; i < 5000; ++i) parts.push_back(session->put(HostView::of(values, {2}), session->mesh()));
+  const auto joined = session->call("aten::cat", {parts, 0}).get().wait(std::chrono::seconds(60));
+  INFO(joined.status());
+  REQUIRE(joined.ok());
+  const auto row = *joined->values<float>();
+  REQUIRE(row.size() == 10'000);
+  CHECK(std::accumulate(row.begin(), row.end(), 0.0) == 15'000);
+  const std::vector<std::int64_t> ones(100'000, 1);
+  const absl::Status shape = session->call("aten::ones", {ones}).get().wait(std::chrono::seconds(60)).status();
+  CAPTURE(std::string(shape.message()));
+  CHECK((shape.ok() || absl::IsInvalidArgument(shape) || absl::IsResourceExhausted(shape)));
+  checkAlive(*session);
+}
+
+// tensorflow/serving#1382, elasticdl#571
 TEST_CASE("values of every size cross both ways") {
   DaemonFixture daemon;
   const auto session = daemon.connect();

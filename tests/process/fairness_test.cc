@@ -3,6 +3,7 @@
 #include <chrono>
 #include <iostream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "client/cpp/session.h"
@@ -53,6 +54,34 @@ void check(const Flood& flood) {
   // Who is served last is served after all of the flood.
   CHECK(flood.roundTrips.size() >= 5);
   CHECK(longest < flood.took / 2);
+}
+
+// Of a product whose rows are shared out among the workers: the least of some runs.
+double productTime(int workers) {
+  DaemonFixture daemon({.workers = workers});
+  const auto session = daemon.connect();
+  const Tensor x = session->call("aten::ones", {Sizes{1024, 1024}},
+                                 {.mesh = session->mesh(), .placements = {Placement::shard(0)}});
+  const Tensor w = session->call("aten::ones", {Sizes{1024, 1024}});
+  double least = 1e9;
+  for (int run = 0; run < 7; ++run) {
+    const auto start = Clock::now();
+    Tensor y = x;
+    for (int i = 0; i < 10; ++i) y = session->call("aten::mm", {x, w});
+    REQUIRE(session->call("aten::sum", {y}).get().wait(kDeadline).ok());
+    least = std::min(least, Seconds(Clock::now() - start).count());
+  }
+  return least;
+}
+
+// torchtitan#4031, pytorch#22260
+TEST_CASE("more workers than cores do the same work in little more time") {
+  const auto cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  const double asMany = productTime(cores);
+  const double twiceAsMany = productTime(2 * cores);
+  std::cout << "10 products of 1024 x 1024: " << asMany << " s on " << cores << " workers, " << twiceAsMany << " s on "
+            << 2 * cores << "\n";
+  CHECK(twiceAsMany < 1.3 * asMany);
 }
 
 TEST_CASE("a flood of slow kernels starves nobody") {

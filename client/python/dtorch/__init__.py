@@ -183,17 +183,28 @@ def _nothing(_):
     return None
 
 
+class _Settings:
+    """Of a session, and known to its tensors, which do not keep it alive."""
+
+    __slots__ = ("time_limit",)
+
+    def __init__(self):
+        self.time_limit = 0.0  # of each call, in seconds: see Session.limited(); 0: none
+
+
 class Tensor(_types.TensorBase):
     """A distributed tensor. The daemon forgets it when the last reference is gone; nothing here waits but values."""
 
-    __slots__ = ("_object",)
+    __slots__ = ("_object", "_settings")
 
-    def __init__(self, handle):
+    def __init__(self, handle, settings):
         self._object = handle
+        self._settings = settings
 
     def redistribute(self, placements):
         """The same value, placed otherwise on its mesh."""
-        return Tensor(Object.made_by(LIBRARY.dtorch_redistribute, self._object.pointer, _text(placements), _site()))
+        return Tensor(Object.made_by(LIBRARY.dtorch_redistribute, self._object.pointer, _text(placements),
+                                     self._settings.time_limit, _site()), self._settings)
 
     def get(self):
         """A Future of the whole Value."""
@@ -221,7 +232,7 @@ class Session:
         self._object = handle
         self.sync = sync
         self.implicit = False  # see implicit_redistribution()
-        self.time_limit = 0    # of each call, in seconds: see limited(); 0: none
+        self._settings = _Settings()
         self.id = info.id
         self.daemon_pid = info.daemon_pid
         self.world_size = info.world_size
@@ -259,7 +270,7 @@ class Session:
         dimension; none: all Replicate."""
         view = _memory.view(value)
         return Tensor(Object.made_by(LIBRARY.dtorch_put, self._object.pointer, self._mesh(mesh), _text(placements),
-                                     byref(view.struct), _site()))
+                                     byref(view.struct), _site()), self._settings)
 
     def put_shards(self, parts, shape, placements, mesh=None):
         """A tensor of global `shape` from what each rank shall hold, in mesh order; for Partial these are the
@@ -268,7 +279,7 @@ class Session:
         structs = (HostTensor * len(views))(*(view.struct for view in views))
         return Tensor(Object.made_by(LIBRARY.dtorch_put_shards, self._object.pointer, self._mesh(mesh),
                                      _text(placements), structs, len(views), _memory.int64s(shape), len(shape),
-                                     _site()))
+                                     _site()), self._settings)
 
     def call(self, name, *arguments, outputs=1, mesh=None, placements=None, **named):
         """Calls an ATen operator by its schema name: a Tensor, or for another number of `outputs` a list of them.
@@ -283,8 +294,8 @@ class Session:
         results = (c_void_p * outputs)()
         check(LIBRARY.dtorch_call(self._object.pointer, name.encode(), encoded, len(encoded), inputs, len(tensors),
                                   None if mesh is None else self._mesh(mesh), _text(placements), outputs,
-                                  self.implicit, self.time_limit, _site(), results))
-        made = [Tensor(Object(pointer)) for pointer in results]
+                                  self.implicit, self._settings.time_limit, _site(), results))
+        made = [Tensor(Object(pointer), self._settings) for pointer in results]
         if self.sync:
             self.synchronize().wait()
         return made[0] if outputs == 1 else made
@@ -299,18 +310,25 @@ class Session:
         finally:
             self.implicit = before
 
+    @property
+    def time_limit(self):
+        """Of each call, in seconds: see limited(). 0: none."""
+        return self._settings.time_limit
+
     @contextlib.contextmanager
     def limited(self, seconds):
-        """Within it, a call fails with DeadlineExceeded, and so does all that depends on it, when it is not done so long
-        after it arrived at the daemon. None, 0 or infinity: no limit. What is over already is over at once."""
+        """Within it, a call or a redistribution fails with DeadlineExceeded, and so does all that depends on it, when it
+        is not done so long after it arrived at the daemon. None, 0 or infinity: no limit. What is over already is over
+        at once."""
         seconds = 0.0 if seconds is None else float(seconds)
         if math.isnan(seconds):
             raise ValueError("a time limit that is no number")
-        before, self.time_limit = self.time_limit, 0.0 if math.isinf(seconds) else (max(seconds, 1e-3) if seconds else 0.0)
+        before = self._settings.time_limit
+        self._settings.time_limit = 0.0 if math.isinf(seconds) else (max(seconds, 1e-3) if seconds else 0.0)
         try:
             yield
         finally:
-            self.time_limit = before
+            self._settings.time_limit = before
 
     def cancel(self):
         """Cancels what was called so far and is not done: whoever waits for it gets Cancelled, its results have no value,

@@ -43,7 +43,7 @@ FUNCTIONS = {
     "dtorch_rules": [OBJECT, OUT],
     "dtorch_declare_rule": [OBJECT, c_char_p, c_char_p, OUT],
     "dtorch_redistributions": [OBJECT, OUT],
-    "dtorch_redistribute": [OBJECT, c_char_p, Site, OUT],
+    "dtorch_redistribute": [OBJECT, c_char_p, c_double, Site, OUT],
     "dtorch_get": [OBJECT, c_int32, OUT],
     "dtorch_describe": [OBJECT, OUT],
     "dtorch_synchronize": [OBJECT, OUT],
