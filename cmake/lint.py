@@ -67,6 +67,14 @@ def check_listed():
     return problems
 
 
+def check_waits():
+    """Waits of Abseil's that end at a time of day: docs/gotchas.md."""
+    calls = r"\b(?:Await|LockWhen|WaitFor\w*|Wait)With(?:Timeout|Deadline)\("
+    return [f"{name}: {found[0]}...) follows the wall clock: wait with std::condition_variable\n"
+            for name in git("ls-files", "--", "*.cc", "*.h") if name
+            for found in [re.search(calls, pathlib.Path(name).read_text())] if found]
+
+
 def check_type_names():
     """Two types of one name become one when a program links both: the linker takes either's functions for both."""
     where = {}
@@ -187,7 +195,7 @@ def main():
     problems = check_format(sources, options.fix)
     left_out = []
     if not options.fix:
-        problems += check_listed() + check_type_names() + check_shell(files)
+        problems += check_listed() + check_waits() + check_type_names() + check_shell(files)
         budget = options.budget or (FULL_BUDGET if options.all else 360)
         tidy, left_out = check_tidy(units_for(sources), budget)
         problems += tidy

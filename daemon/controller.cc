@@ -33,9 +33,8 @@ constexpr std::size_t kShownOperators = 32;
 constexpr std::chrono::milliseconds kLossWait{200};
 // What workers say of an end so soon after it was told is of that one.
 constexpr std::chrono::seconds kLossEcho{1};
-// How long the loop lets others go first: so often, so long.
-constexpr int kCourtesies = 100;
-constexpr std::chrono::milliseconds kCourtesy{1};
+// How long the loop lets others go first.
+constexpr std::chrono::milliseconds kCourtesy{100};
 
 std::int64_t nowMs() {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -146,8 +145,13 @@ void Controller::onRequest(SessionId session, std::unique_ptr<ClientRequest> req
 
 void Controller::onDrained(SessionId session) { post(Drained{session}); }
 
+void Controller::drain(std::function<void()> onEmpty) {
+  if (!drained_) drained_ = std::move(onEmpty);
+  draining_ = true;
+}
+
 void Controller::onClosed(SessionId session, bool lost) {
-  --openStreams_;
+  if (--openStreams_ == 0 && draining_) drained_();
   post(Closed{session, lost});
 }
 
@@ -178,12 +182,16 @@ v1::Health Controller::healthLocked() const {
 }
 
 v1::StatusReply Controller::status(const v1::StatusRequest& request) {
-  if (request.stacks()) supervisor_->askForStacks();
+  if (request.ask_stacks()) supervisor_->askForStacks();
   const std::vector<WorkerSnapshot> workers = supervisor_->snapshot();
   v1::StatusReply reply;
   ++waitingForStatus_;
   absl::MutexLock lock(&mutex_);
-  --waitingForStatus_;
+  {
+    const std::lock_guard told(statusMutex_);
+    --waitingForStatus_;
+  }
+  statusTold_.notify_all();
   reply.set_protocol(kProtocolVersion);
   reply.set_version(kDtorchVersion);
   v1::Health health = healthLocked();
@@ -209,10 +217,10 @@ v1::StatusReply Controller::status(const v1::StatusRequest& request) {
     out->set_current_name(worker.lastHeartbeat.current_name());
     out->set_current_ms(worker.lastHeartbeat.current_ms());
     *out->mutable_waits() = worker.lastHeartbeat.waits();
-    if (request.stacks()) {
-      out->mutable_stacks()->Assign(worker.stacks.begin(), worker.stacks.end());
-      out->set_stacks_age_ms(worker.stacksAgeMs);
+    if (request.stacks() && worker.stacks != nullptr) {
+      out->mutable_stacks()->Assign(worker.stacks->begin(), worker.stacks->end());
     }
+    out->set_stacks_age_ms(worker.stacksAgeMs);
     if (const GraphOperator* op = services_.graph.find(out->current())) {
       if (const auto it = sessions_.find(op->session); it != sessions_.end()) {
         out->set_current_site(it->second->site(op->site));
@@ -274,7 +282,10 @@ void Controller::loop() {
     poll(polled.data(), polled.size(), sleepMs());
     lastTurn_ = nowMs();
     // The mutex is not fair: who waits for it would not get it between two passes.
-    for (int i = 0; waitingForStatus_ > 0 && i < kCourtesies; ++i) std::this_thread::sleep_for(kCourtesy);
+    {
+      std::unique_lock lock(statusMutex_);
+      statusTold_.wait_for(lock, kCourtesy, [this] { return waitingForStatus_ == 0; });
+    }
     absl::MutexLock lock(&mutex_);
     if (polled[0].revents != 0 && !executor_->postponed()) executor_->handleReports();
     if (polled[1].revents != 0) executor_->handleSubscriptions();
@@ -342,7 +353,7 @@ void Controller::handleOnLoop(Event event) {
                           ClientSession* session = find(closed.session);
                           if (session == nullptr) return;
                           unobservedOfClosed_ += session->unobservedFailures();
-                          if (closed.lost && !stopping_) {
+                          if (closed.lost) {
                             ++sessionsLost_;
                             spdlog::warn(
                                 "session {} is lost: its client has ended, or does not answer, without "

@@ -1,9 +1,11 @@
 #pragma once
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -57,8 +59,8 @@ class Controller : public SessionListener, private ExecutorListener {
   void onStopRequested(std::function<void(std::chrono::milliseconds)> callback) {
     stopRequested_ = std::move(callback);
   }
-  /// No new sessions from now on.
-  void drain() { draining_ = true; }
+  /// No new sessions from now on. `onEmpty` is called once more after the last one has ended; any thread.
+  void drain(std::function<void()> onEmpty);
   std::size_t sessionsLeft() const { return openStreams_; }
   /// Called on the loop, with why, when a worker is lost, and with OK when all are up again.
   void onHealth(std::function<void(const absl::Status&)> callback) { healthChanged_ = std::move(callback); }
@@ -149,7 +151,10 @@ class Controller : public SessionListener, private ExecutorListener {
   std::atomic<std::int64_t> lastTurn_{0};
   std::atomic<bool> stopping_{false};
   std::atomic<bool> draining_{false};
+  std::function<void()> drained_;  // set before draining_
   std::atomic<int> waitingForStatus_{0};
+  std::mutex statusMutex_;  // of the wait for it to be 0
+  std::condition_variable statusTold_;
   std::atomic<SessionId> nextSession_{1};
   const std::size_t maxSessions_;
   const std::string maxSessionsText_;

@@ -143,7 +143,7 @@ const ConfigTable<DaemonConfig>& daemonConfigTable() {
            "how long operators that were sent may take, by what they took before: as long a session waits for others"},
           {"session.lease",
            &C::sessionLease,
-           {milliseconds(100), hours(24)},
+           {milliseconds(1000), hours(24)},
            "how long a client may be stopped, or unreachable, before its session ends and its tensors are released; "
            "one "
            "that has ended loses them at once"},

@@ -12,11 +12,11 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <zmq.hpp>
@@ -40,12 +40,11 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How often a drain looks whether it has ended.
-constexpr milliseconds kDrainTurn{20};
-
 // What the daemon needs beside one descriptor a session: pipes, sockets, segments on their way.
 constexpr std::size_t kOwnDescriptors = 48;
 constexpr std::size_t kDescriptorsPerWorker = 8;
+// Of these, what connections without a session must leave.
+constexpr std::size_t kLastDescriptors = 16;
 
 // As many as the system allows; how many that are.
 std::size_t raiseDescriptorLimit() {
@@ -97,8 +96,8 @@ int blockStopSignals() {
 
 class Daemon {
  public:
-  Daemon(DaemonConfig config, int signalFd, int stopFd)
-      : config_(std::move(config)), signalFd_(signalFd), stopFd_(stopFd) {}
+  Daemon(DaemonConfig config, int signalFd, int wakeFd)
+      : config_(std::move(config)), signalFd_(signalFd), wakeFd_(wakeFd) {}
   ~Daemon() { shutdown(); }
 
   absl::Status start() {
@@ -108,6 +107,8 @@ class Daemon {
     serverOptions.tcpAddress = config_.listenTcp;
     serverOptions.maxMessageBytes = static_cast<std::size_t>(config_.sessionMaxMessage.bytes);
     serverOptions.lease = config_.sessionLease;
+    serverOptions.maxDescriptor = static_cast<int>(
+        std::min<std::size_t>(std::max(descriptors_, 2 * kLastDescriptors) - kLastDescriptors, 1 << 30));
     absl::StatusOr<std::unique_ptr<Server>> server = Server::bind(serverOptions);
     if (!server.ok()) return server.status();
     server_ = *std::move(server);
@@ -165,10 +166,13 @@ class Daemon {
     if (!controller.ok()) return controller.status();
     controller_ = *std::move(controller);
     controller_->onStopRequested([this](milliseconds drain) {
-      drain_ = drain;
-      eventfd_write(stopFd_, 1);
+      const std::lock_guard lock(wishMutex_);
+      if (!wish_ || *wish_ != milliseconds(0)) wish_ = drain;  // a stop stays one
+      eventfd_write(wakeFd_, 1);
     });
     controller_->onHealth([this](const absl::Status& health) {
+      eventfd_write(wakeFd_, 1);
+      const std::lock_guard lock(servingMutex_);
       if (draining_) return;
       server_->setServing(health.ok());
       notifyStatus(health.ok() ? readyText() : absl::StrCat("degraded: ", health.message()));
@@ -205,7 +209,9 @@ class Daemon {
     if (watchdog) turn = std::min(turn, std::chrono::duration_cast<milliseconds>(*watchdog) / 3);
     std::optional<std::chrono::steady_clock::time_point> drainEnds;
     while (!drainEnds || (controller_->sessionsLeft() > 0 && std::chrono::steady_clock::now() < *drainEnds)) {
-      if (const std::optional<milliseconds> drain = stopRequested(drainEnds ? kDrainTurn : turn)) {
+      const auto now = std::chrono::steady_clock::now();
+      const auto left = drainEnds ? std::chrono::ceil<milliseconds>(*drainEnds - now) : turn;
+      if (const std::optional<milliseconds> drain = stopRequested(std::min(turn, left))) {
         if (*drain == milliseconds(0)) return absl::OkStatus();
         drainEnds = std::chrono::steady_clock::now() + *drain;
         beginDrain(*drain);
@@ -245,30 +251,31 @@ class Daemon {
   void limitSessions(ControllerOptions* options) const {
     options->maxSessions = static_cast<std::size_t>(config_.sessionsMaxCount);
     options->maxSessionsText = absl::StrCat("sessions.max_count = ", options->maxSessions);
-    const std::size_t descriptors = raiseDescriptorLimit();
     const std::size_t own = kOwnDescriptors + kDescriptorsPerWorker * static_cast<std::size_t>(config_.workersCount);
-    const std::size_t left = descriptors > own ? descriptors - own : 1;
+    const std::size_t left = descriptors_ > own ? descriptors_ - own : 1;
     if (left >= options->maxSessions) return;
     options->maxSessions = left;
-    options->maxSessionsText = absl::StrCat(left, ", which is what ", descriptors,
+    options->maxSessionsText = absl::StrCat(left, ", which is what ", descriptors_,
                                             " open files allow (the daemon's limit: ulimit -n, LimitNOFILE),");
-    spdlog::warn("{} open files allow for {} sessions, less than sessions.max_count = {}", descriptors, left,
+    spdlog::warn("{} open files allow for {} sessions, less than sessions.max_count = {}", descriptors_, left,
                  config_.sessionsMaxCount);
   }
 
   void beginDrain(milliseconds limit) {
-    draining_ = true;
-    controller_->drain();
-    server_->setServing(false);
+    controller_->drain([this] { eventfd_write(wakeFd_, 1); });
     const std::string text =
         absl::StrCat("draining for up to ", limit.count(), " ms: ", controller_->sessionsLeft(), " sessions");
     spdlog::info("{}", text);
+    const std::lock_guard lock(servingMutex_);
+    draining_ = true;
+    server_->setServing(false);
     notifyStatus(text);
   }
 
-  // How long the sessions may go on, if a stop has been asked for; waits for that up to `timeout`.
+  // How long the sessions may go on, if a stop has been asked for; waits for that up to `timeout`, or until something
+  // else has happened that it may be worth to look at.
   std::optional<milliseconds> stopRequested(milliseconds timeout) {
-    std::array<pollfd, 2> fds = {{{signalFd_, POLLIN, 0}, {stopFd_, POLLIN, 0}}};
+    std::array<pollfd, 2> fds = {{{signalFd_, POLLIN, 0}, {wakeFd_, POLLIN, 0}}};
     if (poll(fds.data(), fds.size(), static_cast<int>(timeout.count())) <= 0) return std::nullopt;
     signalfd_siginfo info{};
     if (fds[0].revents != 0 && read(signalFd_, &info, sizeof(info)) == sizeof(info)) {
@@ -276,14 +283,14 @@ class Daemon {
       return milliseconds(0);
     }
     eventfd_t count = 0;
-    eventfd_read(stopFd_, &count);
-    const milliseconds drain = drain_;
-    if (drain == milliseconds(0)) spdlog::info("stopping: asked by a client");
-    return drain;
+    eventfd_read(wakeFd_, &count);
+    const std::lock_guard lock(wishMutex_);
+    if (wish_ && *wish_ == milliseconds(0)) spdlog::info("stopping: asked by a client");
+    return std::exchange(wish_, std::nullopt);
   }
 
   absl::Status waitForWorkers() {
-    constexpr milliseconds kStep{10};
+    constexpr milliseconds kStep{100};
     const auto deadline = std::chrono::steady_clock::now() + config_.workersStartTimeout;
     while (true) {
       const absl::Status ready = controller_->readiness();
@@ -298,9 +305,12 @@ class Daemon {
 
   DaemonConfig config_;
   int signalFd_;
-  int stopFd_;
-  std::atomic<milliseconds> drain_{milliseconds(0)};  // that was asked for last
-  std::atomic<bool> draining_{false};
+  int wakeFd_;
+  std::mutex wishMutex_;
+  std::optional<milliseconds> wish_;  // guarded by it: how long the sessions may go on; none: no stop was asked for
+  std::mutex servingMutex_;           // of what is told of the daemon's health
+  bool draining_ = false;             // guarded by it
+  const std::size_t descriptors_ = raiseDescriptorLimit();
   zmq::context_t context_;
   std::unique_ptr<Server> server_;
   std::unique_ptr<Supervisor> supervisor_;
@@ -318,15 +328,15 @@ int run(int argc, char** argv) {
     return 0;
   }
   const int signalFd = blockStopSignals();
-  const int stopFd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  const int wakeFd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   absl::Status status = openLog(loaded->config);
   if (status.ok()) {
-    Daemon daemon(loaded->config, signalFd, stopFd);
+    Daemon daemon(loaded->config, signalFd, wakeFd);
     status = daemon.start();
     if (status.ok()) status = daemon.serve();
     daemon.shutdown();
   }
-  close(stopFd);
+  close(wakeFd);
   close(signalFd);
   if (status.ok() || absl::IsCancelled(status)) return 0;
   spdlog::error("{}", std::string(status.message()));

@@ -32,9 +32,10 @@ absl::StatusOr<Value> fromWire(const v1::Value& wire);
 void toWire(const Arguments& arguments, v1::Arguments* out);
 absl::StatusOr<Arguments> fromWire(const v1::Arguments& wire);
 
-/// Cuts messages at kMaxStatusText bytes, at a character border, and replaces what is not UTF-8; whoever makes longer
-/// ones logs them.
+/// Bytes of a message that cross the wire, and that a worker logs of a longer one.
 inline constexpr std::size_t kMaxStatusText = 4096;
+inline constexpr std::size_t kMaxLoggedText = 1 << 16;
+/// Cuts messages at kMaxStatusText, at a character border, and replaces what is not UTF-8.
 void toWire(const absl::Status& status, v1::Status* out);
 absl::Status fromWire(const v1::Status& wire);
 

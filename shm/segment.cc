@@ -41,6 +41,15 @@ std::size_t availableMemory() {
   return SIZE_MAX;
 }
 
+/// Gives a file its memory. An error number; a signal is none, though one that comes early ends the system call.
+int allocate(int fd, std::size_t offset, std::size_t bytes) {
+  int error = 0;
+  do {
+    error = ::posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (error == EINTR);
+  return error;
+}
+
 }  // namespace
 
 absl::StatusOr<Segment> Segment::create(const std::string& label, std::size_t bytes) {
@@ -75,7 +84,7 @@ absl::Status Segment::commit(std::size_t offset, std::size_t bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no memory for bytes ", offset, " to ", offset + bytes, " of a segment of ", size()));
   }
-  const int error = ::posix_fallocate(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  const int error = allocate(fd_, offset, bytes);
   if (error == 0) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("no memory for bytes ", offset, " to ", offset + bytes, " of a segment: ", std::strerror(error)));
@@ -92,7 +101,7 @@ absl::StatusOr<Segment> Segment::make(const std::string& label, std::size_t byte
   Segment segment;
   segment.fd_ = fd;
   const auto size = static_cast<off_t>(bytes);
-  const int error = committed ? ::posix_fallocate(fd, 0, size) : ::ftruncate(fd, size) != 0 ? errno : 0;
+  const int error = committed ? allocate(fd, 0, bytes) : ::ftruncate(fd, size) != 0 ? errno : 0;
   if (error != 0) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no memory for segment ", label, " of ", bytes, " bytes: ", std::strerror(error)));

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "proto/codec.h"
+#include "proto/grpc_lifetime.h"
 #include "worker/thread_stacks.h"
 
 namespace dtorch {
@@ -40,6 +41,7 @@ void HeartbeatSender::stop() {
 
 void HeartbeatSender::run() {
   pthread_setname_np(pthread_self(), options_.threadName.c_str());
+  keepGrpc();
   const std::unique_ptr<v1::Supervisor::Stub> supervisor =
       v1::Supervisor::NewStub(grpc::CreateChannel(options_.target, grpc::InsecureChannelCredentials()));
   auto next = std::chrono::steady_clock::now();

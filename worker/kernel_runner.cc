@@ -314,7 +314,7 @@ void KernelRunner::report(const FailurePtr& failure, SessionId session, Operator
                           const std::vector<OperandId>& operands, bool originates,
                           const std::vector<BrokenGroup>& broken) {
   if (failure->root == number && failure->status.message().size() > kMaxStatusText) {
-    log_->warn("operator {} failed: {}", number, std::string(failure->status.message()));
+    log_->warn("operator {} failed: {}", number, printable(std::string(failure->status.message()), kMaxLoggedText));
   }
   v1::ReportItem* item = originates ? reports_.addAwaited() : reports_.add();
   v1::OperatorFailed* failed = item->mutable_failed();

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "proto/topics.h"
+#include "proto/uninterrupted.h"
 
 namespace dtorch {
 namespace {
@@ -71,17 +72,19 @@ absl::Status MessageLoop::run(std::chrono::milliseconds statisticsInterval) {
 }
 
 bool MessageLoop::receive(std::chrono::milliseconds timeout, zmq::message_t& topic, zmq::message_t& payload) {
-  if (!socket_.recv(topic, zmq::recv_flags::dontwait)) {
+  const auto next = [&] { return socket_.recv(topic, zmq::recv_flags::dontwait); };
+  if (!uninterrupted(next)) {
     // One poll: zmq::poll() would ask the socket several times before it sleeps. The descriptor signals by edges, and
     // the socket has just been found empty.
     std::array<pollfd, 2> polled{{{socket_.get(zmq::sockopt::fd), POLLIN, 0}, {stop_.fd(), POLLIN, 0}}};
     poll(polled.data(), polled.size(), static_cast<int>(timeout.count()));
-    if (!socket_.recv(topic, zmq::recv_flags::dontwait)) return false;
+    if (!uninterrupted(next)) return false;
   }
   payload.rebuild();
   // The parts of a message arrive together: nothing blocks here.
-  if (topic.more() && !socket_.recv(payload)) return false;
-  for (zmq::message_t surplus; payload.more() && socket_.recv(surplus) && surplus.more();) {
+  const auto part = [this](zmq::message_t& into) { return uninterrupted([&] { return socket_.recv(into); }); };
+  if (topic.more() && !part(payload)) return false;
+  for (zmq::message_t surplus; payload.more() && part(surplus) && surplus.more();) {
   }
   return true;
 }

@@ -1,5 +1,7 @@
 #include "worker/reporter.h"
 
+#include "proto/uninterrupted.h"
+
 namespace dtorch {
 namespace {
 // How long the last reports may take to leave a worker that ends.
@@ -20,7 +22,7 @@ void Reporter::send(v1::Report* report) {
   report->SerializeToArray(message.data(), static_cast<int>(message.size()));
   report->Clear();
   const absl::MutexLock lock(&mutex_);
-  socket_.send(message, zmq::send_flags::dontwait);
+  uninterrupted([&] { return socket_.send(message, zmq::send_flags::dontwait); });
 }
 
 }  // namespace dtorch

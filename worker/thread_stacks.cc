@@ -30,8 +30,8 @@ namespace {
 
 constexpr std::size_t kMaxThreads = 256;
 constexpr int kMaxFrames = 32;
-constexpr int kOfTheSignal = 2;  // the innermost frames: the handler, and what it returns to
-constexpr std::int64_t kPatienceNs = 100'000'000;
+constexpr int kOfTheSignal = 2;  // innermost frames that are no thread's own: the handler, and what it returns to
+constexpr std::int64_t kPatienceNs = 200'000'000;
 constexpr std::size_t kMaxName = 160;
 
 int walkSignal() { return SIGRTMIN + 5; }
@@ -72,21 +72,26 @@ bool send(pid_t tid, Walk* walk) {
   return ::syscall(SYS_rt_tgsigqueueinfo, ::getpid(), tid, walkSignal(), &info) == 0;
 }
 
-bool awaitDone(Walk& walk) {
-  timespec until{};
-  ::clock_gettime(CLOCK_MONOTONIC, &until);
-  until.tv_nsec += kPatienceNs;
-  until.tv_sec += until.tv_nsec / 1'000'000'000;
-  until.tv_nsec %= 1'000'000'000;
+bool awaitDone(Walk& walk, const timespec& until) {
   for (;;) {
     if (::sem_clockwait(&walk.done, CLOCK_MONOTONIC, &until) == 0) return true;
     if (errno != EINTR) return false;
   }
 }
 
-// "at::native::mm()", or the address within its file.
-std::string nameOf(void* returnAddress) {
-  auto* address = static_cast<char*>(returnAddress) - 1;  // within the call
+timespec afterPatience() {
+  timespec until{};
+  ::clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_nsec += kPatienceNs;
+  until.tv_sec += until.tv_nsec / 1'000'000'000;
+  until.tv_nsec %= 1'000'000'000;
+  return until;
+}
+
+// "at::native::mm()", or the address within its file. But for the innermost frame it is the address behind a call,
+// which may be that of the next function.
+std::string nameOf(void* at, bool innermost) {
+  auto* address = static_cast<char*>(at) - (innermost ? 0 : 1);
   std::array<char, kMaxName> name{};
   if (absl::Symbolize(address, name.data(), static_cast<int>(name.size()))) return name.data();
   Dl_info file{};
@@ -127,32 +132,40 @@ std::vector<pid_t> otherThreads() {
 
 std::vector<NamedStack> threadStacks() {
   static std::mutex mutex;
-  // Of threads that have not answered yet, and may still.
-  static std::map<pid_t, std::unique_ptr<Walk>> pending;
+  // Of threads that have been asked and have not answered: they may still, at any time, also while the process ends.
+  static auto* unanswered = new std::map<pid_t, std::unique_ptr<Walk>>;
   const std::lock_guard lock(mutex);
   static const bool installed = (installHandler(), true);
   static_cast<void>(installed);
 
+  const std::vector<pid_t> threads = otherThreads();
+  std::erase_if(*unanswered, [&](const auto& entry) {
+    // An answer to an earlier question tells nothing of now. A thread that has ended will not answer.
+    return ::sem_trywait(&entry.second->done) == 0 || !std::binary_search(threads.begin(), threads.end(), entry.first);
+  });
+  std::map<pid_t, std::unique_ptr<Walk>> asked;
   std::vector<NamedStack> stacks;
-  for (const pid_t tid : otherThreads()) {
+  for (const pid_t tid : threads) {
     NamedStack& stack = stacks.emplace_back();
     stack.tid = tid;
     std::getline(std::ifstream(absl::StrCat("/proc/self/task/", tid, "/comm")), stack.name);
-    if (blocksSignal(tid)) continue;
-    auto [entry, isNew] = pending.try_emplace(tid);
-    if (isNew) {
-      entry->second = std::make_unique<Walk>();
-      ::sem_init(&entry->second->done, 0, 0);
-      if (!send(tid, entry->second.get())) {  // it has just ended
-        pending.erase(entry);
-        stacks.pop_back();
-        continue;
-      }
+    if (blocksSignal(tid) || unanswered->contains(tid)) continue;
+    auto walk = std::make_unique<Walk>();
+    ::sem_init(&walk->done, 0, 0);
+    if (send(tid, walk.get())) asked.emplace(tid, std::move(walk));
+  }
+  const timespec until = afterPatience();  // of all together
+  for (NamedStack& stack : stacks) {
+    const auto entry = asked.find(stack.tid);
+    if (entry == asked.end()) continue;
+    const Walk& walk = *entry->second;
+    if (!awaitDone(*entry->second, until)) {
+      unanswered->emplace(stack.tid, std::move(entry->second));
+      continue;
     }
-    Walk& walk = *entry->second;
-    if (!awaitDone(walk)) continue;
-    for (int i = kOfTheSignal; i < walk.count; ++i) stack.frames.push_back(nameOf(walk.frames.at(i)));
-    pending.erase(entry);
+    for (int i = kOfTheSignal; i < walk.count; ++i) {
+      stack.frames.push_back(nameOf(walk.frames.at(static_cast<std::size_t>(i)), i == kOfTheSignal));
+    }
   }
   return stacks;
 }

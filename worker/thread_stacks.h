@@ -14,7 +14,7 @@ struct NamedStack {
 
 /// The stacks of this process's threads, but the caller's own. Each thread is interrupted by a signal for as long as it
 /// takes to walk its stack: system calls of its may return EINTR. At most 256 threads are looked at, 32 frames of each.
-/// Thread: safe; takes some milliseconds, and 100 more for each thread that sleeps where no signal wakes it.
+/// Thread: safe; takes some milliseconds, and 200 more if a thread sleeps where no signal wakes it.
 std::vector<NamedStack> threadStacks();
 
 }  // namespace dtorch

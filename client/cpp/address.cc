@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "proto/grpc_lifetime.h"
 
 namespace dtorch {
 namespace {
@@ -50,6 +51,7 @@ absl::Status checkAddress(const std::string& address) {
 }
 
 std::shared_ptr<grpc::Channel> makeChannel(const std::string& address) {
+  keepGrpc();
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(static_cast<int>(kMaxMessageBytes));

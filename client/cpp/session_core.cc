@@ -380,7 +380,7 @@ void SessionCore::onPutTaken(TensorId tensor) {
   pool_.give(0, std::move(segment));
 }
 
-Tensor SessionCore::redistribute(const Tensor& tensor, const Placements& placements, std::chrono::milliseconds timeout,
+Tensor SessionCore::redistribute(const Tensor& tensor, const Placements& placements, const RedistributeOptions& options,
                                  Site site) {
   if (!tensor.defined()) return failed("redistribute", site, absl::InvalidArgumentError("there is no tensor"));
   if (!tensor.handle_->error.ok()) return tensor;
@@ -394,7 +394,7 @@ Tensor SessionCore::redistribute(const Tensor& tensor, const Placements& placeme
       output = self.nextTensor_++;
       v1::Command* command = commands.add();
       command->set_site(number);
-      command->set_timeout_ms(wireTimeout(timeout));
+      command->set_timeout_ms(wireTimeout(options.timeout));
       command->mutable_redistribute()->set_tensor(tensor.handle_->id);
       command->mutable_redistribute()->set_output(output);
       toWire(placements, command->mutable_redistribute()->mutable_placements());

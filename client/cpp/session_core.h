@@ -67,7 +67,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   std::shared_ptr<FutureState> rules();
   std::shared_ptr<FutureState> redistributions();
   std::shared_ptr<FutureState> declareRule(absl::string_view name, absl::string_view rule);
-  static Tensor redistribute(const Tensor& tensor, const Placements& placements, std::chrono::milliseconds timeout,
+  static Tensor redistribute(const Tensor& tensor, const Placements& placements, const RedistributeOptions& options,
                              Site site);
   static std::shared_ptr<FutureState> get(const Tensor& tensor, bool local, Rank rank);
   static std::shared_ptr<FutureState> describe(const Tensor& tensor);

@@ -4,8 +4,8 @@
 
 namespace dtorch {
 
-Tensor Tensor::redistribute(Placements placements, std::chrono::milliseconds timeout, Site site) const {
-  return SessionCore::redistribute(*this, placements, timeout, site);
+Tensor Tensor::redistribute(Placements placements, const RedistributeOptions& options, Site site) const {
+  return SessionCore::redistribute(*this, placements, options, site);
 }
 
 Future<HostTensor> Tensor::get() const { return Future<HostTensor>(SessionCore::get(*this, false, 0)); }

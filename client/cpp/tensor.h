@@ -20,6 +20,10 @@ namespace dtorch {
 
 class SessionCore;
 
+struct RedistributeOptions {
+  std::chrono::milliseconds timeout{0};  // as CallOptions::timeout
+};
+
 /// A distributed tensor of a session. Cheap to copy; the daemon forgets it when the last copy is gone. Nothing here
 /// waits for the daemon, unless the connection is slower than the program (see Session). A tensor may hold an error
 /// instead of a value: every operator on it passes the error on, and whoever asks for a value gets it. Thread: safe as
@@ -30,8 +34,8 @@ class Tensor {
   Tensor() = default;
   bool defined() const { return handle_ != nullptr; }
 
-  /// The same value, placed as `placements` on its mesh. `timeout`: as CallOptions::timeout.
-  Tensor redistribute(Placements placements, std::chrono::milliseconds timeout = {},
+  /// The same value, placed as `placements` on its mesh.
+  Tensor redistribute(Placements placements, const RedistributeOptions& options = {},
                       Site site = std::source_location::current()) const;
   /// The whole value, as host memory.
   Future<HostTensor> get() const;

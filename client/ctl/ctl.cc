@@ -97,8 +97,8 @@ int showStuck(const Invocation& invocation) {
   const absl::StatusOr<v1::StatusReply> status =
       invocation.stacks ? invocation.client().statusWithStacks(invocation.deadline(5)) : ask(invocation);
   if (!status.ok()) return invocation.fail(status.status());
-  nlohmann::json json = stuckJson(*status);
-  if (invocation.stacks) json = {{"workers", json}, {"stacks", stacksJson(*status)}};
+  nlohmann::json json{{"workers", stuckJson(*status)}};
+  if (invocation.stacks) json["stacks"] = stacksJson(*status);
   return invocation.print(json, formatStuck(*status) + (invocation.stacks ? formatStacks(*status) : ""),
                           exitCode(*status));
 }

@@ -76,10 +76,12 @@ absl::StatusOr<v1::StatusReply> DaemonClient::status(TimePoint deadline) { retur
 absl::StatusOr<v1::StatusReply> DaemonClient::statusWithStacks(TimePoint deadline) {
   v1::StatusRequest request;
   request.set_stacks(true);
+  request.set_ask_stacks(true);
   const auto begin = steady_clock::now();
   for (;;) {
     absl::StatusOr<v1::StatusReply> reply = ask(request, std::min(deadline, steady_clock::now() + kAnswerTimeout));
     if (!reply.ok()) return reply;
+    request.set_ask_stacks(false);
     const auto age = std::chrono::duration_cast<std::chrono::milliseconds>(steady_clock::now() - begin).count();
     const auto isOld = [age](const v1::WorkerStatus& worker) {
       const bool answers = worker.state() == "ready" || worker.state() == "stuck";

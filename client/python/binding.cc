@@ -355,7 +355,7 @@ int dtorch_redistribute(dtorch_object* tensor, const char* placements, double ti
   return guarded([&]() -> absl::Status {
     absl::StatusOr<Placements> placed = placementsOf(placements);
     if (!placed.ok()) return placed.status();
-    *out = wrap(as<Tensor>(tensor).redistribute(*std::move(placed), timeLimit(timeout), siteOf(site)));
+    *out = wrap(as<Tensor>(tensor).redistribute(*std::move(placed), {.timeout = timeLimit(timeout)}, siteOf(site)));
     return absl::OkStatus();
   });
 }

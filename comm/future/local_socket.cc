@@ -54,7 +54,11 @@ absl::StatusOr<LocalSocket> LocalSocket::connect(const std::string& path) {
   if (!address.ok()) return address.status();
   LocalSocket socket(newSocket(0));
   if (socket.fd_ < 0) return absl::ResourceExhaustedError(absl::StrCat("cannot make a socket: ", std::strerror(errno)));
-  if (::connect(socket.fd_, reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) != 0) {
+  int result = 0;
+  do {
+    result = ::connect(socket.fd_, reinterpret_cast<const sockaddr*>(&*address), sizeof(*address));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) {
     return absl::UnavailableError(absl::StrCat("cannot connect to ", path, ": ", std::strerror(errno)));
   }
   return socket;

@@ -109,11 +109,12 @@ void ValueServer::flushLocked(Connection& connection) {
   }
 }
 
-void ValueServer::acceptLocked() {
+bool ValueServer::acceptLocked() {
   while (auto socket = listener_.accept()) {
     connections_.push_back(std::make_shared<Connection>());
     connections_.back()->socket = std::move(*socket);
   }
+  return errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM;
 }
 
 void ValueServer::readLocked(const std::shared_ptr<Connection>& connection) {
@@ -140,7 +141,8 @@ void ValueServer::readLocked(const std::shared_ptr<Connection>& connection) {
 }
 
 void ValueServer::loop() {
-  for (;;) {
+  constexpr int kRetryMs = 100;
+  for (bool starved = false;;) {
     std::vector<std::shared_ptr<Connection>> polled;
     std::vector<pollfd> fds = {{wake_, POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
     {
@@ -153,13 +155,15 @@ void ValueServer::loop() {
         polled.push_back(connection);
       }
     }
-    ::poll(fds.data(), fds.size(), -1);
+    // Without a free descriptor a waiting connection keeps the listener readable: it is left alone for a while.
+    if (starved) fds[1].events = 0;
+    ::poll(fds.data(), fds.size(), starved ? kRetryMs : -1);
     const std::lock_guard lock(mutex_);
     if (fds[0].revents != 0) {
       std::uint64_t count = 0;
       [[maybe_unused]] const ssize_t drained = ::read(wake_, &count, sizeof(count));
     }
-    if (fds[1].revents != 0) acceptLocked();
+    if (fds[1].revents != 0 || starved) starved = !acceptLocked();
     for (std::size_t i = 0; i < polled.size(); ++i) {
       const short events = fds[i + 2].revents;
       if ((events & POLLOUT) != 0) flushLocked(*polled[i]);

@@ -60,7 +60,8 @@ class ValueServer {
   ValueServer(std::string path, LocalSocket listener, int wake);
   void loop();
   void wakeLoop() const;
-  void acceptLocked();
+  /// False when no descriptor or memory is left.
+  bool acceptLocked();
   void readLocked(const std::shared_ptr<Connection>& connection);
   static void replyLocked(Connection& connection, std::uint64_t request, const SnapshotOr& value);
   static void flushLocked(Connection& connection);

@@ -17,6 +17,7 @@
 #include "absl/strings/strip.h"
 #include "proto/codec.h"
 #include "proto/topics.h"
+#include "proto/uninterrupted.h"
 #include "proto/version.h"
 
 namespace dtorch {
@@ -91,7 +92,7 @@ Executor::~Executor() {
 void Executor::handleReports() {
   zmq::message_t message;
   if (postponed() && !handleReport(report_)) return;
-  while (reports_.recv(message, zmq::recv_flags::dontwait)) {
+  while (uninterrupted([&] { return reports_.recv(message, zmq::recv_flags::dontwait); })) {
     if (report_.ParseFromArray(message.data(), static_cast<int>(message.size()))) {
       if (!handleReport(report_)) break;
     } else if (report_.items_size() > 0 && report_.rank() >= 0 && report_.rank() < options_.worldSize) {
@@ -107,7 +108,7 @@ void Executor::handleReports() {
 
 void Executor::handleSubscriptions() {
   zmq::message_t message;
-  while (frames_.recv(message, zmq::recv_flags::dontwait)) {
+  while (uninterrupted([&] { return frames_.recv(message, zmq::recv_flags::dontwait); })) {
     handleSubscription({static_cast<const char*>(message.data()), message.size()});
   }
 }
@@ -399,8 +400,8 @@ void Executor::flush() {
 void Executor::publish(const std::string& topic, const v1::Frame& frame) {
   zmq::message_t payload(frame.ByteSizeLong());
   frame.SerializeWithCachedSizesToArray(static_cast<std::uint8_t*>(payload.data()));
-  frames_.send(zmq::buffer(topic), zmq::send_flags::sndmore | zmq::send_flags::dontwait);
-  frames_.send(std::move(payload), zmq::send_flags::dontwait);
+  uninterrupted([&] { return frames_.send(zmq::buffer(topic), zmq::send_flags::sndmore | zmq::send_flags::dontwait); });
+  uninterrupted([&] { return frames_.send(payload, zmq::send_flags::dontwait); });
   ++framesPublished_;
 }
 

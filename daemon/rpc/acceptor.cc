@@ -2,11 +2,13 @@
 
 #include <fcntl.h>
 #include <grpcpp/server_posix.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -35,6 +37,12 @@ PeerCredentials readCredentials(int fd) {
   size = sizeof peer;
   if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return {};
   return {.pid = peer.pid, .uid = peer.uid, .gid = peer.gid};
+}
+
+int descriptorOf(const std::string& peer) {
+  int fd = -1;
+  std::sscanf(peer.c_str(), "fd:%d", &fd);
+  return fd;
 }
 
 }  // namespace
@@ -67,11 +75,14 @@ void Acceptor::shutdownServer(std::chrono::milliseconds grace) {
 }
 
 PeerCredentials Acceptor::credentials(const std::string& peer) const {
-  int fd = -1;
-  std::sscanf(peer.c_str(), "fd:%d", &fd);
   const std::lock_guard lock(mutex_);
-  const auto it = connections_.find(fd);
+  const auto it = connections_.find(descriptorOf(peer));
   return it == connections_.end() ? PeerCredentials{} : it->second.peer;
+}
+
+void Acceptor::cutIfUnread(const std::string& peer) const {
+  const std::lock_guard lock(mutex_);
+  if (const auto it = connections_.find(descriptorOf(peer)); it != connections_.end()) cut(it->first, it->second, true);
 }
 
 void Acceptor::run() {
@@ -96,6 +107,10 @@ void Acceptor::run() {
 bool Acceptor::acceptOne(int listening) {
   const int fd = ::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0) return errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM;
+  if (fd >= maxDescriptor_) {  // numbers are given out from the lowest: nearly all are taken
+    ::close(fd);
+    return true;
+  }
   const int on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // a Unix socket refuses, and needs it not
   {
@@ -108,11 +123,16 @@ bool Acceptor::acceptOne(int listening) {
 
 void Acceptor::cutConnections() {
   const std::lock_guard lock(mutex_);
-  for (const auto& [fd, connection] : connections_) {
-    // gRPC may close the descriptor at any time; the duplicate is looked at, and stays what it is.
-    const FileDescriptor duplicate(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
-    if (duplicate.valid() && inodeOf(duplicate.get()) == connection.inode) ::shutdown(duplicate.get(), SHUT_RDWR);
-  }
+  for (const auto& [fd, connection] : connections_) cut(fd, connection, false);
+}
+
+void Acceptor::cut(int fd, const Connection& connection, bool onlyIfUnread) {
+  // gRPC may close the descriptor at any time; the duplicate is looked at, and stays what it is.
+  const FileDescriptor duplicate(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!duplicate.valid() || inodeOf(duplicate.get()) != connection.inode) return;
+  int unread = 0;
+  if (onlyIfUnread && (::ioctl(duplicate.get(), SIOCOUTQ, &unread) != 0 || unread == 0)) return;
+  ::shutdown(duplicate.get(), SHUT_RDWR);
 }
 
 }  // namespace dtorch

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -25,7 +26,9 @@ namespace dtorch {
 /// Thread: one of its own; credentials() from any, the rest from the owner's.
 class Acceptor {
  public:
-  explicit Acceptor(std::vector<ListeningSocket> sockets) : sockets_(std::move(sockets)) {}
+  /// Connections whose descriptors have numbers from `maxDescriptor` on are closed at once: what is left is for others.
+  explicit Acceptor(std::vector<ListeningSocket> sockets, int maxDescriptor = std::numeric_limits<int>::max())
+      : sockets_(std::move(sockets)), maxDescriptor_(maxDescriptor) {}
   ~Acceptor() { stop(); }
   /// `server` must be started, and outlive shutdownServer().
   absl::Status start(grpc::Server* server);
@@ -35,6 +38,10 @@ class Acceptor {
   /// still connected 250 ms later is cut off: gRPC does not close a connection in the middle of a write, so that a
   /// client that does not read would hold it up for ever.
   void shutdownServer(std::chrono::milliseconds grace);
+
+  /// Ends the connection of a call whose ServerContext::peer() is `peer`, which must not have ended, if something has
+  /// been sent on it that the other end has not taken.
+  void cutIfUnread(const std::string& peer) const;
 
   /// Who is at the other end of a call whose ServerContext::peer() is `peer`; the call must not have ended.
   PeerCredentials credentials(const std::string& peer) const;
@@ -49,8 +56,10 @@ class Acceptor {
   /// False when no descriptor or memory is left.
   bool acceptOne(int listening);
   void cutConnections();
+  static void cut(int fd, const Connection& connection, bool onlyIfUnread);
 
   std::vector<ListeningSocket> sockets_;
+  const int maxDescriptor_;
   grpc::Server* server_ = nullptr;
   FileDescriptor wake_;
   std::thread thread_;

@@ -3,8 +3,8 @@
 namespace dtorch {
 
 SessionStream* OpenStreams::add(SessionListener* listener, PeerCredentials peer, std::size_t maxMessageBytes,
-                                grpc::CallbackServerContext* context) {
-  auto stream = std::make_shared<SessionStream>(listener, peer, maxMessageBytes, context,
+                                std::function<void()> cutIfUnread) {
+  auto stream = std::make_shared<SessionStream>(listener, peer, maxMessageBytes, std::move(cutIfUnread),
                                                 [this](SessionStream* done) { remove(done); });
   absl::Status closed;
   {

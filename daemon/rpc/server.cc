@@ -17,6 +17,7 @@
 #include "daemon/rpc/pid_file.h"
 #include "daemon/rpc/protocol_status.h"
 #include "dtorch/v1/client.grpc.pb.h"
+#include "proto/grpc_lifetime.h"
 
 namespace dtorch {
 namespace {
@@ -33,7 +34,9 @@ class Service final
   OpenStreams& streams() { return streams_; }
 
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(grpc::CallbackServerContext* context) override {
-    return streams_.add(listener_, acceptor_->credentials(context->peer()), maxMessageBytes_, context);
+    const std::string peer = context->peer();
+    return streams_.add(listener_, acceptor_->credentials(peer), maxMessageBytes_,
+                        [this, peer] { acceptor_->cutIfUnread(peer); });
   }
 
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context, const v1::StatusRequest* request,
@@ -82,7 +85,7 @@ std::string directoryOf(const std::string& path) {
 class Server::Impl {
  public:
   Impl(const ServerOptions& options, PidFile pidFile, std::vector<ListeningSocket> sockets)
-      : options_(options), pidFile_(std::move(pidFile)), acceptor_(std::move(sockets)) {}
+      : options_(options), pidFile_(std::move(pidFile)), acceptor_(std::move(sockets), options.maxDescriptor) {}
   ~Impl() { shutdown(milliseconds(0)); }
 
   absl::Status serve(SessionListener* listener);
@@ -107,6 +110,7 @@ class Server::Impl {
 };
 
 absl::Status Server::Impl::serve(SessionListener* listener) {
+  keepGrpc();
   service_ = std::make_unique<Service>(listener, &acceptor_, options_.maxMessageBytes);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
@@ -124,9 +128,8 @@ absl::Status Server::Impl::serve(SessionListener* listener) {
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   // A client's death closes its socket. One that is stopped, or beyond a network that is no more, does not answer
   // pings.
-  const int half = static_cast<int>(options_.lease.count() / 2);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, half);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, half);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, static_cast<int>(options_.lease.count() / 4));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, static_cast<int>(options_.lease.count()));
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return absl::InternalError("gRPC did not start its server; its log says why");

@@ -1,6 +1,7 @@
 #pragma once
 #include <chrono>
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -14,6 +15,8 @@ struct ServerOptions {
   std::string pidFile;     // flock'ed; holds the daemon's pid
   std::string tcpAddress;  // "127.0.0.1:4077", this host only; empty: none
   std::size_t maxMessageBytes = 64u << 20;
+  /// Connections beyond are closed at once; see Acceptor.
+  int maxDescriptor = std::numeric_limits<int>::max();
   /// A client that cannot be reached for so long has lost its session: it is stopped, or its network is.
   std::chrono::milliseconds lease{300'000};
 };

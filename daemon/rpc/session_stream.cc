@@ -3,7 +3,6 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/wire_format_lite.h>
 #include <grpcpp/impl/codegen/proto_utils.h>
-#include <grpcpp/server_context.h>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/rpc/protocol_status.h"
@@ -77,6 +76,14 @@ void SessionStream::readNext() {
 void SessionStream::close(const absl::Status& status) {
   {
     const std::lock_guard lock(mutex_);
+    closedHere_ = true;
+  }
+  finish(status);
+}
+
+void SessionStream::finish(const absl::Status& status) {
+  {
+    const std::lock_guard lock(mutex_);
     if (closing_) return;
     closing_ = status;
   }
@@ -84,7 +91,7 @@ void SessionStream::close(const absl::Status& status) {
 }
 
 void SessionStream::OnReadDone(bool ok) {
-  if (!ok) return close(absl::OkStatus());  // the client has said its last; a broken connection is OnCancel's
+  if (!ok) return finish(absl::OkStatus());  // the client has said its last; a broken connection is OnCancel's
   ++received_;
   auto request = std::make_unique<ClientRequest>();
   request->bytes = incoming_.Length();
@@ -104,6 +111,7 @@ void SessionStream::OnReadDone(bool ok) {
     const std::lock_guard lock(mutex_);
     if (closing_) return;
     held_ = true;
+    lastProgress_ = std::chrono::steady_clock::now();
   }
   listener_->onRequest(id_, std::move(request));
 }
@@ -113,6 +121,7 @@ void SessionStream::OnWriteDone(bool ok) {
   {
     const std::lock_guard lock(mutex_);
     writing_ = false;
+    lastProgress_ = std::chrono::steady_clock::now();
     queuedBytes_ -= outgoingBytes_;
     if (!ok) abandonLocked(absl::CancelledError("the client is gone"));
     drained = above_ && queuedBytes_ <= kDrained && !closing_;
@@ -123,9 +132,9 @@ void SessionStream::OnWriteDone(bool ok) {
 }
 
 void SessionStream::cutOffIfUnread(std::chrono::milliseconds limit) {
+  // With the mutex, so that the stream, and with it the connection's name, is there meanwhile.
   const std::lock_guard lock(mutex_);
-  if (done_ || !writing_ || std::chrono::steady_clock::now() - writingSince_ < limit) return;
-  context_->TryCancel();  // OnCancel and OnDone follow
+  if (!done_ && std::chrono::steady_clock::now() - lastProgress_ >= limit) cutIfUnread_();
 }
 
 void SessionStream::OnCancel() {
@@ -142,7 +151,7 @@ void SessionStream::OnDone() {
   {
     const std::lock_guard lock(mutex_);
     done_ = true;
-    lost = cancelled_;
+    lost = cancelled_ && !closedHere_;
   }
   if (open_) listener_->onClosed(id_, lost);
   const auto onDone = std::move(onDone_);  // outlives this object
@@ -160,7 +169,6 @@ void SessionStream::advance() {
       queue_.pop_front();
       more = !queue_.empty();
       writing_ = true;
-      writingSince_ = std::chrono::steady_clock::now();
     } else if (closing_) {
       finished_ = true;
     } else {

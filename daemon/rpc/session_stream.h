@@ -23,13 +23,13 @@ namespace dtorch {
 class SessionStream final : public SessionChannel, public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   /// `onDone` is told when gRPC is done with this object, and may delete it.
-  /// `context` is the call's.
+  /// `cutIfUnread` ends the stream's connection if its client has not taken all that was sent to it.
   SessionStream(SessionListener* listener, PeerCredentials peer, std::size_t maxMessageBytes,
-                grpc::CallbackServerContext* context, std::function<void(SessionStream*)> onDone)
+                std::function<void()> cutIfUnread, std::function<void(SessionStream*)> onDone)
       : listener_(listener),
         peer_(peer),
         maxMessageBytes_(maxMessageBytes),
-        context_(context),
+        cutIfUnread_(std::move(cutIfUnread)),
         onDone_(std::move(onDone)) {}
   /// Tells the listener and reads the first message. `self` is this stream. Without it, the listener never hears of it.
   void open(std::shared_ptr<SessionChannel> self);
@@ -39,7 +39,7 @@ class SessionStream final : public SessionChannel, public grpc::ServerBidiReacto
   void readNext() override;
   void close(const absl::Status& status) override;
   PeerCredentials peer() const override { return peer_; }
-  /// Ends the stream if its client has not taken for so long what is being written to it.
+  /// Ends the stream if nothing has come and nothing gone for so long, though the client has something to take.
   void cutOffIfUnread(std::chrono::milliseconds limit);
 
  private:
@@ -53,6 +53,7 @@ class SessionStream final : public SessionChannel, public grpc::ServerBidiReacto
   void OnCancel() override;
   void OnDone() override;
 
+  void finish(const absl::Status& status);
   /// Starts the next write, or Finish when nothing is left to write and the stream shall end; no effect while a write
   /// is on its way.
   void advance();
@@ -62,7 +63,7 @@ class SessionStream final : public SessionChannel, public grpc::ServerBidiReacto
   SessionListener* const listener_;
   const PeerCredentials peer_;
   const std::size_t maxMessageBytes_;
-  grpc::CallbackServerContext* const context_;  // gRPC's, until OnDone
+  const std::function<void()> cutIfUnread_;
   std::function<void(SessionStream*)> onDone_;
   SessionId id_ = 0;
   bool open_ = false;
@@ -73,13 +74,14 @@ class SessionStream final : public SessionChannel, public grpc::ServerBidiReacto
   std::size_t outgoingBytes_ = 0;
   std::atomic<std::size_t> queuedBytes_ = 0;
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;                                                                       // guards what follows
+  std::chrono::steady_clock::time_point lastProgress_ = std::chrono::steady_clock::now();  // of a read or write
   std::deque<Outgoing> queue_;
   bool held_ = false;     // the listener has a request: the next read waits for readNext()
   bool writing_ = false;  // a write is on its way: outgoing_ is taken
-  std::chrono::steady_clock::time_point writingSince_;
   bool finished_ = false;
   bool cancelled_ = false;
+  bool closedHere_ = false;  // by close()
   bool done_ = false;
   bool above_ = false;                   // queuedBytes_ was above the mark of onDrained
   std::optional<absl::Status> closing_;  // set once; what Finish will say

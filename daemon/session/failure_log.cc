@@ -1,7 +1,5 @@
 #include "daemon/session/failure_log.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -25,9 +23,6 @@ void FailureLog::countOne() {
 OperandFailurePtr FailureLog::refused(absl::Status status, std::string operatorName, std::string site) {
   auto failure =
       std::make_shared<OperandFailure>(OperandFailure{std::move(status), std::move(operatorName), -1, std::move(site)});
-  if (failure->status.message().size() > kMaxStatusText) {
-    spdlog::warn("{} was refused: {}", failure->operatorName, std::string(failure->status.message()));
-  }
   countOne();
   remember(failure);
   return failure;

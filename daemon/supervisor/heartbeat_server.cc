@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "daemon/rpc/protocol_status.h"
+#include "proto/grpc_lifetime.h"
 
 namespace dtorch {
 namespace {
@@ -35,6 +36,7 @@ absl::StatusOr<std::unique_ptr<HeartbeatServer>> HeartbeatServer::start(const st
   auto socket = ListeningSocket::bindUnix(socketPath, 0600);
   if (!socket.ok()) return socket.status();
   std::unique_ptr<HeartbeatServer> result(new HeartbeatServer(*std::move(socket), std::move(onBeat)));
+  keepGrpc();
   grpc::ServerBuilder builder;
   builder.RegisterService(&result->service_);
   builder.SetMaxReceiveMessageSize(4 << 20);  // the stacks of a worker's threads are at most half as large

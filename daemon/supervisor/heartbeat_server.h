@@ -15,6 +15,7 @@ namespace dtorch {
 /// Thread: `onBeat` is called from gRPC's threads and must not block.
 class HeartbeatServer {
  public:
+  /// What the worker is told in return.
   using OnBeat = std::function<v1::HeartbeatReply(const v1::Heartbeat& beat)>;
 
   static absl::StatusOr<std::unique_ptr<HeartbeatServer>> start(const std::string& socketPath, OnBeat onBeat);

@@ -44,7 +44,7 @@ struct Worker {
   std::optional<Clock::time_point> lastBeat;
   v1::Heartbeat heartbeat;  // the last one, without stacks
   bool stacksWanted = false;
-  std::vector<v1::ThreadStack> stacks;
+  std::shared_ptr<const std::vector<v1::ThreadStack>> stacks;
   std::optional<Clock::time_point> stacksCame;
   std::string detail;
   std::string killedFor;               // why the supervisor has killed it
@@ -403,7 +403,7 @@ v1::HeartbeatReply Supervisor::Impl::onBeat(const v1::Heartbeat& beat) {
   worker.heartbeat.clear_stacks();
   worker.lastBeat = Clock::now();
   if (beat.stacks_size() > 0) {
-    worker.stacks.assign(beat.stacks().begin(), beat.stacks().end());
+    worker.stacks = std::make_shared<std::vector<v1::ThreadStack>>(beat.stacks().begin(), beat.stacks().end());
     worker.stacksCame = worker.lastBeat;
   }
   reply.set_stacks(std::exchange(worker.stacksWanted, false));

@@ -32,8 +32,8 @@ struct WorkerSnapshot {
   v1::Heartbeat lastHeartbeat;
   std::string detail;  // why it is stuck or dead, and what comes next
   std::uint32_t restarts = 0;
-  std::vector<v1::ThreadStack> stacks;  // the last that have come
-  std::int64_t stacksAgeMs = -1;        // -1: none have
+  std::shared_ptr<const std::vector<v1::ThreadStack>> stacks;  // the last that have come
+  std::int64_t stacksAgeMs = -1;                               // -1: none have
 };
 
 /// A worker has ended that should not.

@@ -182,9 +182,43 @@ TEST_CASE("stop waits for the end of the daemon's process") {
   CHECK(late.exitCode == kExitDegraded);
   CHECK_THAT(late.out, Contains("not gone yet"));
   CHECK(daemon.stopRequested());
+  CHECK(daemon.drainMs() == 0);
+  CHECK(run(daemon.socket(), {"--timeout", "0.3", "drain", "--grace", "2.5"}).exitCode == kExitDegraded);
+  CHECK(daemon.drainMs() == 2500);
   ::kill(pid, SIGKILL);
   CHECK(run(daemon.socket(), {"stop"}).out == "dtorchd (pid " + std::to_string(pid) + ") has stopped\n");
   ::waitpid(pid, nullptr, 0);
+}
+
+TEST_CASE("stuck --stacks shows threads in the same place together, and says which workers have told nothing") {
+  FakeDaemon::Options options;
+  options.status = exampleStatus(v1::HEALTH_DEGRADED);
+  v1::WorkerStatus* worker = options.status.mutable_workers(0);
+  worker->set_stacks_age_ms(0);
+  for (int tid : {11, 12, 13}) {
+    v1::ThreadStack* stack = worker->add_stacks();
+    stack->set_tid(tid);
+    stack->set_name(tid == 13 ? "deaf" : "pool\x1b");
+    if (tid == 13) continue;
+    stack->add_frames("poll");
+    stack->add_frames("run()");
+  }
+  FakeDaemon daemon(options);
+  const Outcome outcome = run(daemon.socket(), {"stuck", "--stacks"});
+  CHECK_THAT(outcome.out, Contains("  pool  (11), pool  (12)\n    poll\n    run()\n"));
+  CHECK_THAT(outcome.out, Contains("  deaf (13)\n    blocks signals, or does not answer\n"));
+  CHECK_THAT(outcome.out, Contains("worker 1, pid 4713, dead: its stacks have not come"));
+  const nlohmann::json json = nlohmann::json::parse(run(daemon.socket(), {"--json", "stuck", "--stacks"}).out);
+  CHECK(json["stacks"][0]["threads"][1]["frames"] == nlohmann::json{"poll", "run()"});
+  CHECK(nlohmann::json::parse(run(daemon.socket(), {"--json", "stuck"}).out)["workers"].size() == 2);
+}
+
+TEST_CASE("sessions that were lost are counted") {
+  v1::StatusReply status = exampleStatus(v1::HEALTH_HEALTHY);
+  CHECK(formatSummary(status).find("lost") == std::string::npos);
+  status.set_sessions_lost(3);
+  CHECK_THAT(formatSummary(status), Contains("sessions lost: 3"));
+  CHECK(summaryJson(status)["sessions_lost"] == 3);
 }
 
 TEST_CASE("A wrong command line is exit code 2, help is 0") {

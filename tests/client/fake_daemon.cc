@@ -64,6 +64,11 @@ bool FakeDaemon::stopRequested() {
   return stopRequested_;
 }
 
+std::uint32_t FakeDaemon::drainMs() {
+  const std::lock_guard lock(mutex_);
+  return drainMs_;
+}
+
 grpc::Status FakeDaemon::Session(grpc::ServerContext* /*context*/, Stream* stream) {
   v1::ClientMessage message;
   if (!stream->Read(&message) || !message.has_hello()) return {grpc::StatusCode::INVALID_ARGUMENT, "no hello"};
@@ -150,10 +155,10 @@ grpc::Status FakeDaemon::GetStatus(grpc::ServerContext* context, const v1::Statu
   return grpc::Status::OK;
 }
 
-grpc::Status FakeDaemon::Stop(grpc::ServerContext* /*context*/, const v1::StopRequest* /*request*/,
-                              v1::StopReply* reply) {
+grpc::Status FakeDaemon::Stop(grpc::ServerContext* /*context*/, const v1::StopRequest* request, v1::StopReply* reply) {
   const std::lock_guard lock(mutex_);
   stopRequested_ = true;
+  drainMs_ = request->drain_ms();
   changed_.notify_all();
   reply->set_pid(options_.status.pid());
   return grpc::Status::OK;

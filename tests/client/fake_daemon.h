@@ -41,6 +41,8 @@ class FakeDaemon : public v1::Dtorch::Service {
   std::vector<std::size_t> batchSizes();
   std::string clientName();
   bool stopRequested();
+  /// Of the last request to stop, in ms.
+  std::uint32_t drainMs();
 
   grpc::Status Session(grpc::ServerContext* context, Stream* stream) override;
   grpc::Status GetStatus(grpc::ServerContext* context, const v1::StatusRequest* request,
@@ -64,6 +66,7 @@ class FakeDaemon : public v1::Dtorch::Service {
   std::string clientName_;
   bool vanished_ = false;
   bool stopRequested_ = false;
+  std::uint32_t drainMs_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
 

@@ -355,6 +355,9 @@ TEST_CASE("a message beyond the limit ends its own session only") {
   Client bystander(f.target());
   const grpc::Status status = sendRaw(f.target(), {std::string((8u << 20) + 1, '\0')});
   CHECK(status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED);
+  CHECK(absl::StrContains(status.error_message(), "session.max_message = 8388608"));
+  const grpc::Status farBeyond = sendRaw(f.target(), {std::string((16u << 20) + 1, '\0')});
+  CHECK(farBeyond.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED);
   CHECK(bystander.roundTrip(2));
 }
 

@@ -1,8 +1,9 @@
-// Neither long kernels nor jumps of the wall's clock look like a dead worker.
+// Neither long kernels nor jumps of the wall clock look like a dead worker.
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <set>
 #include <string>
 #include <thread>
@@ -48,31 +49,22 @@ int kernelSeconds() {
 }  // namespace
 
 TEST_CASE("one kernel that runs for long, on all cores, is no silence") {
-  DaemonFixture daemon({.flags = kHeartbeats});
+  std::vector<std::string> flags = kHeartbeats;
+  flags.insert(flags.end(), {"--operators.libraries", binFolder() + "/libfatal_operators.so"});
+  DaemonFixture daemon({.flags = flags});
   const auto session = daemon.connect();
-  // How long such a product takes here; its time grows as the third power of its extent.
-  const auto product = [&](std::int64_t extent) {
-    const Tensor x = session->call("aten::ones", {Sizes{extent, extent}});
-    return session->call("aten::sum", {session->call("aten::mm", {x, x})}).get();
-  };
-  const auto begin = Clock::now();
-  REQUIRE(product(2048).wait(kDeadline).ok());
-  const double took = std::chrono::duration<double>(Clock::now() - begin).count();
-  const auto extent = static_cast<std::int64_t>(2048 * std::cbrt(1.6 * kernelSeconds() / took));
+  const Tensor x = session->call("aten::ones", {Sizes{4}});
   const auto start = Clock::now();
-  const Future<HostTensor> value = product(extent);
+  // On both workers, and so on both cores.
+  const Future<HostTensor> value = session->call("fatal::multiply", {x, static_cast<double>(kernelSeconds())}).get();
   const std::set<std::string> states = statesUntil(daemon, [&] { return value.poll(); });
-  const auto ran = Clock::now() - start;
-  CAPTURE(extent, std::chrono::duration<double>(ran).count());
-  CHECK(ran > seconds(kernelSeconds()));
+  CHECK(Clock::now() - start >= seconds(kernelSeconds()));
   CHECK(states == std::set<std::string>{"ready"});
-  const auto sum = value.wait(kDeadline);
-  REQUIRE(sum.ok());
-  CHECK(*sum->item() == Approx(std::pow(static_cast<double>(extent), 3)).epsilon(1e-5));
+  CHECK(value.wait(kDeadline).ok());
 }
 
 // bluechi#952, aeron#609, xen-api#5700
-TEST_CASE("the clock of the wall jumps by an hour, forth and back, and nothing happens") {
+TEST_CASE("the wall clock jumps by an hour, forth and back, and nothing happens") {
   const TempDir folder;
   const std::string offset = folder.file("offset");
   const auto jump = [&](const std::string& by) {

@@ -36,12 +36,6 @@ std::string makeFolder() {
   return pattern;
 }
 
-std::string readFile(const std::string& path) {
-  std::stringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
 std::vector<std::string> filesOf(const std::string& folder) {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
@@ -56,8 +50,15 @@ std::vector<std::string> sharedMemoryNames() {
   return names;
 }
 
-/// Starts a program whose output goes to `output`, without what the environment would tell a daemon or client.
-pid_t start(const std::vector<std::string>& command, const std::string& output) {
+}  // namespace
+
+std::string readFile(const std::string& path) {
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+pid_t startProgram(const std::vector<std::string>& command, const std::string& output) {
   std::vector<char*> arguments;
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
@@ -80,7 +81,6 @@ pid_t start(const std::vector<std::string>& command, const std::string& output) 
   return pid;
 }
 
-/// Waits for a child's end; its wait status. nullopt: it has not ended in time.
 std::optional<int> waitForChild(pid_t pid, std::chrono::milliseconds timeout) {
   const int handle = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
   pollfd request{handle, POLLIN, 0};
@@ -90,8 +90,6 @@ std::optional<int> waitForChild(pid_t pid, std::chrono::milliseconds timeout) {
   if (ready <= 0 || ::waitpid(pid, &status, 0) != pid) return std::nullopt;
   return status;
 }
-
-}  // namespace
 
 absl::StatusOr<double> sumOfOnes(Session& session) {
   const Tensor ones =
@@ -115,7 +113,7 @@ std::string binFolder() { return DTORCH_BIN_DIR; }
 ProgramResult runProgram(const std::vector<std::string>& command, std::chrono::seconds timeout) {
   const std::string folder = makeFolder();
   const std::string output = folder + "/output";
-  const pid_t pid = start(command, output);
+  const pid_t pid = startProgram(command, output);
   std::optional<int> status = waitForChild(pid, timeout);
   if (!status) {
     ::kill(pid, SIGKILL);
@@ -136,7 +134,7 @@ DaemonFixture::DaemonFixture(const Options& options) : folder_(makeFolder()), sh
     command.push_back(word);
   }
   command.insert(command.end(), options.flags.begin(), options.flags.end());
-  pid_ = start(command, folder_ + "/log");
+  pid_ = startProgram(command, folder_ + "/log");
   const auto reply = DaemonClient(socket()).waitUntilHealthy(steady_clock::now() + kStartTimeout);
   if (reply.ok() && reply->health() == v1::HEALTH_HEALTHY) return;
   const std::string text = absl::StrCat("dtorchd is not healthy: ", reply.status().message(), "\n", log());

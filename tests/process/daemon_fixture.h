@@ -66,6 +66,11 @@ absl::StatusOr<double> sumOfOnes(Session& session);
 bool eventually(const std::function<bool()>& condition, std::chrono::milliseconds limit);
 /// The folder of dtorchd, dtorch-worker, dtorchctl and the examples.
 std::string binFolder();
+/// Starts a program whose output goes to the file `output`, without what the environment would tell a daemon or client.
+pid_t startProgram(const std::vector<std::string>& command, const std::string& output);
+/// Waits for a child's end; its wait status. nullopt: it has not ended in time.
+std::optional<int> waitForChild(pid_t pid, std::chrono::milliseconds timeout);
+std::string readFile(const std::string& path);
 /// Runs a program with its outputs joined; what it printed, and its exit code.
 struct ProgramResult {
   int exitCode;

@@ -60,8 +60,8 @@ void check(const Flood& flood) {
 double productTime(int workers) {
   DaemonFixture daemon({.workers = workers});
   const auto session = daemon.connect();
-  const Tensor x = session->call("aten::ones", {Sizes{1024, 1024}},
-                                 {.mesh = session->mesh(), .placements = {Placement::shard(0)}});
+  const Tensor x =
+      session->call("aten::ones", {Sizes{1024, 1024}}, {.mesh = session->mesh(), .placements = {Placement::shard(0)}});
   const Tensor w = session->call("aten::ones", {Sizes{1024, 1024}});
   double least = 1e9;
   for (int run = 0; run < 7; ++run) {

@@ -1,6 +1,5 @@
 // SIGKILL of each role, in each state, at a random moment: a few rounds for each change, DTORCH_KILL_ROUNDS each night.
 #include <signal.h>
-#include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -186,14 +185,7 @@ TEST_CASE("the daemon is killed, also while it starts: no worker outlives it, an
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   const TempDir folder;
   const auto start = [&] {
-    std::vector<std::string> words = {binFolder() + "/dtorchd", "--runtime.dir", folder.path(), "--log.file",
-                                      folder.file("log")};
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    pid_t pid = 0;
-    REQUIRE(::posix_spawn(&pid, arguments.front(), nullptr, nullptr, arguments.data(), environ) == 0);
-    return pid;
+    return startProgram({binFolder() + "/dtorchd", "--runtime.dir", folder.path()}, folder.file("log"));
   };
   const auto nobodyLeft = [] {
     while (::waitpid(-1, nullptr, WNOHANG) > 0) {
@@ -204,6 +196,7 @@ TEST_CASE("the daemon is killed, also while it starts: no worker outlives it, an
     CAPTURE(round);
     const pid_t daemon = start();
     dice.wait(round % 3 == 0 ? 30 : 700);
+    CHECK_FALSE(waitForChild(daemon, milliseconds(0)).has_value());  // it has not ended by itself
     ::kill(daemon, SIGKILL);
     CHECK(eventually(nobodyLeft, seconds(5)));
   }

@@ -27,7 +27,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Sizes = std::vector<std::int64_t>;
 constexpr auto kDeadline = seconds(30);
-constexpr auto kLease = seconds(2);
+constexpr auto kLease = milliseconds(2000);
 const std::vector<std::string> kShortLease = {"--session.lease", "2s"};
 
 sockaddr_in loopback(int port) {
@@ -117,6 +117,8 @@ TEST_CASE("role: holder", "[.]") {
       for (int i = 0; i < 64; ++i) wanted.push_back((*session)->call("aten::ones", {Sizes{15'000}}).get());
       wanted.back().wait(milliseconds(200)).IgnoreError();
       roleSays("asked");
+    } else if (line == "exit") {
+      ::_exit(0);
     }
   }
 }
@@ -137,12 +139,17 @@ TEST_CASE("a client that is killed loses its session at once") {
 
 TEST_CASE("a client that ends with its session open, or with it closed") {
   DaemonFixture daemon;
+  const bool open = GENERATE(false, true);
   RoleProcess client("role: holder", {{"DTORCH_TEST_SOCKET", daemon.socket()}});
   REQUIRE(client.readLine().value_or("") == "holds");
-  client.closeInput();  // it returns from its scope
+  if (open) {
+    client.writeLine("exit");
+  } else {
+    client.closeInput();  // it returns from the session's scope
+  }
   REQUIRE(client.wait().has_value());
   CHECK(eventually([&] { return daemon.status().sessions_size() == 0; }, seconds(5)));
-  CHECK(daemon.status().sessions_lost() == 0);
+  CHECK(daemon.status().sessions_lost() == (open ? 1 : 0));
 }
 
 TEST_CASE("a stopped client keeps its session for its lease, and goes on if it continues before") {
@@ -160,17 +167,22 @@ TEST_CASE("a stopped client keeps its session for its lease, and goes on if it c
   const bool unread = GENERATE(false, true);
   CAPTURE(unread);
   if (unread) {  // more than its socket holds is on its way to it
-    const auto worker = static_cast<pid_t>(daemon.status().workers(1).pid());
+    const auto worker = static_cast<pid_t>(daemon.status().workers(0).pid());  // who has the values
     REQUIRE(::kill(worker, SIGSTOP) == 0);
     client.writeLine("ask for much");
     REQUIRE(client.readLine().value_or("") == "asked");
+    const auto holderWaits = [&] {
+      const v1::StatusReply status = daemon.status();
+      return status.sessions_size() == 2 && status.sessions(1).futures() > 0;
+    };
+    REQUIRE(eventually(holderWaits, seconds(5)));
     client.signal(SIGSTOP);
     REQUIRE(::kill(worker, SIGCONT) == 0);
   } else {
     client.signal(SIGSTOP);
   }
   const auto stopped = Clock::now();
-  std::this_thread::sleep_for(kLease / 4);
+  std::this_thread::sleep_for(kLease * 4 / 5);
   CHECK(daemon.status().sessions_size() == 2);
   CHECK(eventually([&] { return daemon.status().sessions_lost() == 1; }, kDeadline));
   CHECK(Clock::now() - stopped < 3 * kLease);

@@ -1,6 +1,5 @@
 // Starts and ends of daemon and workers, wanted and not: who is told what, how soon, and what is left.
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -55,13 +54,7 @@ int childrenOfThis() {
 
 // A daemon beside the fixture's own, with two workers.
 pid_t startDaemon(const std::string& folder) {
-  std::vector<std::string> words = {binFolder() + "/dtorchd", "--runtime.dir", folder, "--log.file", "/dev/null"};
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  pid_t pid = 0;
-  REQUIRE(posix_spawn(&pid, arguments.front(), nullptr, nullptr, arguments.data(), environ) == 0);
-  return pid;
+  return startProgram({binFolder() + "/dtorchd", "--runtime.dir", folder}, "/dev/null");
 }
 
 // A product that takes about a second on one thread.

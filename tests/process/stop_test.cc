@@ -1,12 +1,12 @@
 // Orderly ends: by every way, in every state.
 #include <signal.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <optional>
 #include <string>
 #include <thread>
@@ -34,10 +34,15 @@ struct Way {
   std::function<void(DaemonFixture&)> stop;
 };
 
-void runCtl(const DaemonFixture& daemon, const std::vector<std::string>& words) {
+/// dtorchctl, running beside the test.
+std::future<ProgramResult> runCtl(const DaemonFixture& daemon, const std::vector<std::string>& words) {
   std::vector<std::string> command = {binFolder() + "/dtorchctl", "--socket", daemon.socket()};
   command.insert(command.end(), words.begin(), words.end());
-  const ProgramResult result = runProgram(command, seconds(30));
+  return std::async(std::launch::async, [command] { return runProgram(command, seconds(30)); });
+}
+
+void checkHasStopped(std::future<ProgramResult> ctl) {
+  const ProgramResult result = ctl.get();
   INFO(result.output);
   CHECK(result.exitCode == 0);
   CHECK(result.output.find("has stopped") != std::string::npos);
@@ -63,10 +68,10 @@ const std::vector<Way>& ways() {
          daemon.kill(SIGTERM);
        }},
       {"the whole group", terminateAllProcesses},
-      {"dtorchctl stop", [](DaemonFixture& daemon) { runCtl(daemon, {"stop"}); }},
+      {"dtorchctl stop", [](DaemonFixture& daemon) { checkHasStopped(runCtl(daemon, {"stop"})); }},
       {"dtorchctl drain",
        [](DaemonFixture& daemon) {
-         runCtl(daemon, {"drain", "--grace", "1"});
+         checkHasStopped(runCtl(daemon, {"drain", "--grace", "1"}));
        }},
   };
   return all;
@@ -165,7 +170,7 @@ TEST_CASE("a drain waits for the sessions, and takes no new ones") {
   DaemonFixture daemon;
   auto session = daemon.connect();
   const Future<HostTensor> value = slow(*session).get();
-  std::thread ctl([&] { runCtl(daemon, {"drain", "--grace", "60"}); });
+  std::future<ProgramResult> ctl = runCtl(daemon, {"drain", "--grace", "60"});
   REQUIRE(eventually([&] { return daemon.status().health() == v1::HEALTH_DRAINING; }, seconds(5)));
   const auto refused = Session::connect({daemon.socket(), seconds(5), "late"});
   CHECK(absl::IsUnavailable(refused.status()));
@@ -174,7 +179,7 @@ TEST_CASE("a drain waits for the sessions, and takes no new ones") {
   CHECK(sumOfOnes(*session).value_or(0) == 8);
   const auto begin = Clock::now();
   session.reset();
-  ctl.join();
+  checkHasStopped(std::move(ctl));
   CHECK(Clock::now() - begin < seconds(5));
   const std::optional<int> end = daemon.waitForEnd(seconds(5));
   REQUIRE(end.has_value());
@@ -186,10 +191,10 @@ TEST_CASE("a drain ends at its limit, or with a stop") {
   const auto session = daemon.connect();
   const bool isStopped = GENERATE(false, true);
   const auto begin = Clock::now();
-  std::thread ctl([&] { runCtl(daemon, {"drain", "--grace", isStopped ? "60" : "1"}); });
+  std::future<ProgramResult> ctl = runCtl(daemon, {"drain", "--grace", isStopped ? "60" : "1"});
   REQUIRE(eventually([&] { return daemon.status().health() == v1::HEALTH_DRAINING; }, seconds(5)));
   if (isStopped) daemon.kill(SIGTERM);
-  ctl.join();
+  checkHasStopped(std::move(ctl));
   CHECK(Clock::now() - begin < seconds(8));
   const std::optional<int> end = daemon.waitForEnd(seconds(5));
   REQUIRE(end.has_value());
@@ -202,13 +207,7 @@ TEST_CASE("a stop during the start-up, at any moment of it") {
   for (int round = 0; round < 8; ++round) {
     const TempDir folder;
     CAPTURE(signal, round);
-    std::vector<std::string> words = {binFolder() + "/dtorchd", "--runtime.dir", folder.path(), "--log.file",
-                                      folder.file("log")};
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    pid_t pid = 0;
-    REQUIRE(::posix_spawn(&pid, arguments.front(), nullptr, nullptr, arguments.data(), environ) == 0);
+    const pid_t pid = startProgram({binFolder() + "/dtorchd", "--runtime.dir", folder.path()}, folder.file("log"));
     if (round < 7) {
       std::this_thread::sleep_for(milliseconds(round * 100));
     } else {  // as soon as it can be asked
@@ -216,11 +215,12 @@ TEST_CASE("a stop during the start-up, at any moment of it") {
     }
     const auto begin = Clock::now();
     ::kill(pid, signal);
-    int end = 0;
-    REQUIRE(::waitpid(pid, &end, 0) == pid);
+    const std::optional<int> end = waitForChild(pid, seconds(15));
+    if (!end) ::kill(pid, SIGKILL);
+    REQUIRE(end.has_value());
     CHECK(Clock::now() - begin < seconds(10));
     // Before its first line of code it is ended by the signal itself, and has started nothing.
-    CHECK(((WIFEXITED(end) && WEXITSTATUS(end) == 0) || (WIFSIGNALED(end) && WTERMSIG(end) == signal)));
+    CHECK(((WIFEXITED(*end) && WEXITSTATUS(*end) == 0) || (WIFSIGNALED(*end) && WTERMSIG(*end) == signal)));
     for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
       CHECK(entry.path().filename() == "log");
     }

@@ -166,6 +166,12 @@ class ClientTest(unittest.TestCase):
             with self.session.limited(unlimited):
                 self.assertEqual(self.session.call("aten::sum", x).get().wait(20).item(), 2)
         self.assertEqual(self.session.time_limit, 0)
+        sharded = self.session.put(torch.ones(4), [dtorch.Shard(0)])
+        with self.session.limited(-1):
+            late = sharded.redistribute([dtorch.Replicate()])
+        with self.assertRaises(dtorch.DeadlineExceeded):
+            late.get().wait(20)
+        self.assertEqual(sharded.redistribute([dtorch.Replicate()]).numpy(20).sum(), 4)
         with self.assertRaises(ValueError), self.session.limited(float("nan")):
             pass
         big = self.session.put(torch.ones(800, 800))

@@ -3,13 +3,14 @@
 #include <grpcpp/grpcpp.h>
 #include <stdlib.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 
-#include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "dtorch/v1/worker.grpc.pb.h"
 #include "proto/version.h"
 #include "tests/catch.h"
@@ -37,28 +38,30 @@ class FakeSupervisor : public v1::Supervisor::Service {
 
   std::string target() const { return "unix:" + (folder_ / "socket").string(); }
   void answerStop() {
-    const absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     stop_ = true;
   }
   // The first heartbeat from now on that `wanted` accepts.
   v1::Heartbeat await(const std::function<bool(const v1::Heartbeat&)>& wanted) {
-    const absl::MutexLock lock(&mutex_);
+    std::unique_lock lock(mutex_);
     const auto come = [&] { return wanted(last_); };
-    if (!mutex_.AwaitWithTimeout(absl::Condition(&come), absl::Seconds(30))) FAIL("no such heartbeat");
+    if (!beat_.wait_for(lock, std::chrono::seconds(30), come)) FAIL("no such heartbeat");
     return last_;
   }
 
  private:
   grpc::Status Beat(grpc::ServerContext*, const v1::Heartbeat* heartbeat, v1::HeartbeatReply* reply) override {
-    const absl::MutexLock lock(&mutex_);
+    const std::lock_guard lock(mutex_);
     last_ = *heartbeat;
+    beat_.notify_all();
     reply->set_stop(stop_);
     return grpc::Status::OK;
   }
 
   std::filesystem::path folder_;
   std::unique_ptr<grpc::Server> server_;
-  absl::Mutex mutex_;
+  std::mutex mutex_;
+  std::condition_variable beat_;
   v1::Heartbeat last_;
   bool stop_ = false;
 };
