@@ -108,9 +108,10 @@ bool holdsNothing(const DaemonFixture& daemon) {
 TEST_CASE("a worker is killed") {  // ray#47204, ray#15045, vllm#7454
   Dice dice;
   INFO("seed " << dice.seed());
-  DaemonFixture daemon({.workers = 3,
-                        .flags = {"--workers.restart_delay", "10ms", "--workers.restart_limit", "1000000",
-                                  "--heartbeat.interval", "100ms", "--heartbeat.silent_after", "5s"}});
+  DaemonFixture daemon(
+      {.workers = 3,
+       .flags = {"--workers.restart_delay", "10ms", "--workers.restart_max_delay", "100ms", "--workers.restart_limit",
+                 "1000000", "--heartbeat.interval", "100ms", "--heartbeat.silent_after", "5s"}});
   const auto bystander = daemon.connect();
   for (const State& state : states()) {
     for (int round = 0; round < rounds(); ++round) {
