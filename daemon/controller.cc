@@ -475,16 +475,32 @@ void Controller::askOnLoop(MetadataQuestion question) {
   }
 }
 
-void Controller::workerLostOnLoop(Rank rank, const absl::Status& why) {
-  if (!lost_.try_emplace(rank, Loss{why}).second) return;
+void Controller::workerLostOnLoop(Rank rank, const absl::Status& cause) {
+  if (lost_.contains(rank)) return;
+  services_.graph.retireAll([this](GroupId group) { return executor_->oldestInFlight(group); });
+  const GraphOperator* suspect = nullptr;
+  for (const GraphOperator* op : services_.graph.oldest(services_.graph.size())) {
+    if (suspect == nullptr && executor_->holds(op->group, rank)) suspect = op;
+  }
+  const absl::Status why =
+      suspect == nullptr
+          ? cause
+          : absl::Status(cause.code(), absl::StrCat(cause.message(), "; the oldest operator in flight was ",
+                                                    suspect->number, ", ", suspect->name));
+  lost_.emplace(rank, Loss{why});
   lastLoss_ = std::chrono::steady_clock::now();
   spdlog::error("{}", std::string(why.message()));
+  if (suspect != nullptr) {
+    const auto it = sessions_.find(suspect->session);
+    spdlog::error("operator {}, {}, was called by session {} at {}", suspect->number, std::string(suspect->name),
+                  suspect->session, it == sessions_.end() ? "?" : it->second->site(suspect->site));
+  }
   if (!ready_ && startFailure_.ok()) startFailure_ = why;
   // One that is still there would keep its memory, and its peers waiting.
   supervisor_->end(rank, executor_->incarnation(rank));
   executor_->failRank(rank, why);
-  futures_->failBrokenGroups(rank, why);
-  for (const auto& [id, session] : sessions_) session->failBrokenGroups(rank, why);
+  const absl::flat_hash_set<SessionId> told = futures_->failBrokenGroups(rank, why);
+  for (const auto& [id, session] : sessions_) session->failBrokenGroups(rank, why, told.contains(id));
   services_.graph.retireAll([this](GroupId group) { return executor_->oldestInFlight(group); });
   resume_ = true;
   healthChangedOnLoop();

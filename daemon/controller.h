@@ -125,7 +125,7 @@ class Controller : public SessionListener, private ExecutorListener {
   void introduceOnLoop(v1::Peers peers = {});
   /// Groups that collectives have left are made anew, each once.
   void renewOnLoop(const v1::OperatorFailed& failed);
-  void workerLostOnLoop(Rank rank, const absl::Status& why);
+  void workerLostOnLoop(Rank rank, const absl::Status& cause);
   /// A worker has come in the place of a lost one.
   void workerRestoredOnLoop(Rank rank);
   void healthChangedOnLoop();

@@ -139,7 +139,7 @@ class Daemon {
     options.limits.maxBytes = static_cast<std::uint64_t>(config_.sessionMaxBytes.bytes);
     options.limits.maxAllTensors = static_cast<std::size_t>(config_.sessionsMaxTensors);
     options.limits.maxAllBytes = static_cast<std::uint64_t>(config_.sessionsMaxBytes.bytes);
-    limitSessions(&options);
+    if (absl::Status status = limitSessions(&options); !status.ok()) return status;
     options.maxRules = static_cast<std::size_t>(config_.sessionMaxRules);
     options.validate = config_.sessionValidate;
 
@@ -205,7 +205,7 @@ class Daemon {
     spdlog::info("ready: {} workers, clients at {}", config_.workersCount, config_.listenSocket);
     notifyReady(readyText());
     const auto watchdog = watchdogInterval();
-    milliseconds turn = std::min<milliseconds>(std::chrono::seconds(10), config_.sessionLease / 4);
+    milliseconds turn = std::min<milliseconds>(std::chrono::seconds(10), config_.sessionLease / 8);
     if (watchdog) turn = std::min(turn, std::chrono::duration_cast<milliseconds>(*watchdog) / 3);
     std::optional<std::chrono::steady_clock::time_point> drainEnds;
     while (!drainEnds || (controller_->sessionsLeft() > 0 && std::chrono::steady_clock::now() < *drainEnds)) {
@@ -248,17 +248,23 @@ class Daemon {
   std::string valuesPath(Rank rank) const { return absl::StrCat(config_.runtimeDir, "/values-", rank, ".sock"); }
 
   // By the configuration, and by the descriptors that there are.
-  void limitSessions(ControllerOptions* options) const {
+  absl::Status limitSessions(ControllerOptions* options) const {
     options->maxSessions = static_cast<std::size_t>(config_.sessionsMaxCount);
     options->maxSessionsText = absl::StrCat("sessions.max_count = ", options->maxSessions);
     const std::size_t own = kOwnDescriptors + kDescriptorsPerWorker * static_cast<std::size_t>(config_.workersCount);
-    const std::size_t left = descriptors_ > own ? descriptors_ - own : 1;
-    if (left >= options->maxSessions) return;
+    if (descriptors_ <= own) {
+      return absl::ResourceExhaustedError(absl::StrCat("the daemon may have ", descriptors_,
+                                                       " open files and needs more than ", own,
+                                                       ": raise the limit (ulimit -n, LimitNOFILE)"));
+    }
+    const std::size_t left = descriptors_ - own;
+    if (left >= options->maxSessions) return absl::OkStatus();
     options->maxSessions = left;
     options->maxSessionsText = absl::StrCat(left, ", which is what ", descriptors_,
                                             " open files allow (the daemon's limit: ulimit -n, LimitNOFILE),");
     spdlog::warn("{} open files allow for {} sessions, less than sessions.max_count = {}", descriptors_, left,
                  config_.sessionsMaxCount);
+    return absl::OkStatus();
   }
 
   void beginDrain(milliseconds limit) {

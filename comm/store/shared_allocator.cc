@@ -27,7 +27,7 @@ class SharedAllocator final : public c10::Allocator {
     const std::size_t used = heap_.usedBytes() + elsewhere_.load(std::memory_order_relaxed);
     const std::size_t limit = limit_.load(std::memory_order_relaxed);
     TORCH_CHECK_WITH(OutOfMemoryError, used <= limit && bytes <= limit - used, "this worker's tensors hold ", used,
-                     " bytes: ", bytes, " more would go beyond its limit of ", limit);
+                     " bytes: ", bytes, " more would go beyond its limit, workers.memory = ", limit);
     void* block = heap_.allocate(bytes, currentOwner);
     if (block != nullptr) {
       countOne();

@@ -377,6 +377,11 @@ void Executor::forgetPlans(PlanId below) {
   }
 }
 
+bool Executor::holds(GroupId group, Rank rank) const {
+  const std::vector<Rank>& ranks = at(group).ranks;
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
 OperatorNumber Executor::oldestInFlight(GroupId group) const {
   if (!at(group).inFlight.empty()) return at(group).inFlight.front().firstOperator;
   return open_ != nullptr && openGroup_ == group ? openCost_.firstOperator : nextOperator_;

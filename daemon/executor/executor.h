@@ -81,6 +81,8 @@ class Executor {
   absl::StatusOr<GroupId> groupOf(const std::vector<Rank>& ranks);
   /// Whether commands can be appended now: all ranks have joined, and there is credit.
   bool usable(GroupId group) const;
+  /// Whether the worker is one of the group's.
+  bool holds(GroupId group, Rank rank) const;
   /// Why the group cannot be used any more; OK while it can.
   const absl::Status& error(GroupId group) const;
 

@@ -80,9 +80,14 @@ PeerCredentials Acceptor::credentials(const std::string& peer) const {
   return it == connections_.end() ? PeerCredentials{} : it->second.peer;
 }
 
-void Acceptor::cutIfUnread(const std::string& peer) const {
-  const std::lock_guard lock(mutex_);
-  if (const auto it = connections_.find(descriptorOf(peer)); it != connections_.end()) cut(it->first, it->second, true);
+bool Acceptor::hasUnread(const std::string& peer) const {
+  const FileDescriptor fd = duplicate(peer);
+  int bytes = 0;
+  return fd.valid() && ::ioctl(fd.get(), SIOCOUTQ, &bytes) == 0 && bytes > 0;
+}
+
+void Acceptor::cut(const std::string& peer) const {
+  if (const FileDescriptor fd = duplicate(peer); fd.valid()) ::shutdown(fd.get(), SHUT_RDWR);
 }
 
 void Acceptor::run() {
@@ -123,16 +128,21 @@ bool Acceptor::acceptOne(int listening) {
 
 void Acceptor::cutConnections() {
   const std::lock_guard lock(mutex_);
-  for (const auto& [fd, connection] : connections_) cut(fd, connection, false);
+  for (const auto& [number, connection] : connections_) {
+    if (const FileDescriptor fd = duplicate(number, connection); fd.valid()) ::shutdown(fd.get(), SHUT_RDWR);
+  }
 }
 
-void Acceptor::cut(int fd, const Connection& connection, bool onlyIfUnread) {
+FileDescriptor Acceptor::duplicate(int fd, const Connection& connection) {
   // gRPC may close the descriptor at any time; the duplicate is looked at, and stays what it is.
-  const FileDescriptor duplicate(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  if (!duplicate.valid() || inodeOf(duplicate.get()) != connection.inode) return;
-  int unread = 0;
-  if (onlyIfUnread && (::ioctl(duplicate.get(), SIOCOUTQ, &unread) != 0 || unread == 0)) return;
-  ::shutdown(duplicate.get(), SHUT_RDWR);
+  FileDescriptor own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  return own.valid() && inodeOf(own.get()) == connection.inode ? std::move(own) : FileDescriptor();
+}
+
+FileDescriptor Acceptor::duplicate(const std::string& peer) const {
+  const std::lock_guard lock(mutex_);
+  const auto it = connections_.find(descriptorOf(peer));
+  return it == connections_.end() ? FileDescriptor() : duplicate(it->first, it->second);
 }
 
 }  // namespace dtorch

@@ -39,9 +39,11 @@ class Acceptor {
   /// client that does not read would hold it up for ever.
   void shutdownServer(std::chrono::milliseconds grace);
 
-  /// Ends the connection of a call whose ServerContext::peer() is `peer`, which must not have ended, if something has
-  /// been sent on it that the other end has not taken.
-  void cutIfUnread(const std::string& peer) const;
+  /// Whether something has been sent to the other end of a call whose ServerContext::peer() is `peer`, and not been
+  /// taken there; the call must not have ended.
+  bool hasUnread(const std::string& peer) const;
+  /// Ends the connection of such a call.
+  void cut(const std::string& peer) const;
 
   /// Who is at the other end of a call whose ServerContext::peer() is `peer`; the call must not have ended.
   PeerCredentials credentials(const std::string& peer) const;
@@ -56,7 +58,9 @@ class Acceptor {
   /// False when no descriptor or memory is left.
   bool acceptOne(int listening);
   void cutConnections();
-  static void cut(int fd, const Connection& connection, bool onlyIfUnread);
+  /// A descriptor of the connection of its own; invalid: gRPC has closed it.
+  static FileDescriptor duplicate(int fd, const Connection& connection);
+  FileDescriptor duplicate(const std::string& peer) const;
 
   std::vector<ListeningSocket> sockets_;
   const int maxDescriptor_;

@@ -3,8 +3,8 @@
 namespace dtorch {
 
 SessionStream* OpenStreams::add(SessionListener* listener, PeerCredentials peer, std::size_t maxMessageBytes,
-                                std::function<void()> cutIfUnread) {
-  auto stream = std::make_shared<SessionStream>(listener, peer, maxMessageBytes, std::move(cutIfUnread),
+                                SessionStream::Connection connection) {
+  auto stream = std::make_shared<SessionStream>(listener, peer, maxMessageBytes, std::move(connection),
                                                 [this](SessionStream* done) { remove(done); });
   absl::Status closed;
   {

@@ -16,7 +16,7 @@ class OpenStreams {
  public:
   /// A new stream, for gRPC; after close() one that ends at once.
   SessionStream* add(SessionListener* listener, PeerCredentials peer, std::size_t maxMessageBytes,
-                     std::function<void()> cutIfUnread);
+                     SessionStream::Connection connection);
   /// Ends the streams whose clients have not taken for so long what is being written to them.
   void cutOffUnread(std::chrono::milliseconds limit);
   /// Ends all streams, and those that come later, with `status`, after what is queued for them has been sent.

@@ -36,7 +36,7 @@ class Service final
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(grpc::CallbackServerContext* context) override {
     const std::string peer = context->peer();
     return streams_.add(listener_, acceptor_->credentials(peer), maxMessageBytes_,
-                        [this, peer] { acceptor_->cutIfUnread(peer); });
+                        {[this, peer] { return acceptor_->hasUnread(peer); }, [this, peer] { acceptor_->cut(peer); }});
   }
 
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context, const v1::StatusRequest* request,

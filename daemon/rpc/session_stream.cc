@@ -111,7 +111,7 @@ void SessionStream::OnReadDone(bool ok) {
     const std::lock_guard lock(mutex_);
     if (closing_) return;
     held_ = true;
-    lastProgress_ = std::chrono::steady_clock::now();
+    ++progress_;
   }
   listener_->onRequest(id_, std::move(request));
 }
@@ -121,7 +121,7 @@ void SessionStream::OnWriteDone(bool ok) {
   {
     const std::lock_guard lock(mutex_);
     writing_ = false;
-    lastProgress_ = std::chrono::steady_clock::now();
+    ++progress_;
     queuedBytes_ -= outgoingBytes_;
     if (!ok) abandonLocked(absl::CancelledError("the client is gone"));
     drained = above_ && queuedBytes_ <= kDrained && !closing_;
@@ -134,7 +134,15 @@ void SessionStream::OnWriteDone(bool ok) {
 void SessionStream::cutOffIfUnread(std::chrono::milliseconds limit) {
   // With the mutex, so that the stream, and with it the connection's name, is there meanwhile.
   const std::lock_guard lock(mutex_);
-  if (!done_ && std::chrono::steady_clock::now() - lastProgress_ >= limit) cutIfUnread_();
+  if (done_) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (std::exchange(progressSeen_, progress_) != progress_ || !connection_.hasUnread()) {
+    unreadSince_.reset();
+  } else if (!unreadSince_) {
+    unreadSince_ = now;
+  } else if (now - *unreadSince_ >= limit) {
+    connection_.cut();
+  }
 }
 
 void SessionStream::OnCancel() {

@@ -22,14 +22,18 @@ namespace dtorch {
 /// Thread: safe. The listener is never called with the mutex held.
 class SessionStream final : public SessionChannel, public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
+  struct Connection {
+    std::function<bool()> hasUnread;  // the client has not taken all that was sent to it
+    std::function<void()> cut;
+  };
   /// `onDone` is told when gRPC is done with this object, and may delete it.
-  /// `cutIfUnread` ends the stream's connection if its client has not taken all that was sent to it.
-  SessionStream(SessionListener* listener, PeerCredentials peer, std::size_t maxMessageBytes,
-                std::function<void()> cutIfUnread, std::function<void(SessionStream*)> onDone)
+  /// `connection`: of the stream.
+  SessionStream(SessionListener* listener, PeerCredentials peer, std::size_t maxMessageBytes, Connection connection,
+                std::function<void(SessionStream*)> onDone)
       : listener_(listener),
         peer_(peer),
         maxMessageBytes_(maxMessageBytes),
-        cutIfUnread_(std::move(cutIfUnread)),
+        connection_(std::move(connection)),
         onDone_(std::move(onDone)) {}
   /// Tells the listener and reads the first message. `self` is this stream. Without it, the listener never hears of it.
   void open(std::shared_ptr<SessionChannel> self);
@@ -39,7 +43,8 @@ class SessionStream final : public SessionChannel, public grpc::ServerBidiReacto
   void readNext() override;
   void close(const absl::Status& status) override;
   PeerCredentials peer() const override { return peer_; }
-  /// Ends the stream if nothing has come and nothing gone for so long, though the client has something to take.
+  /// Ends the stream if nothing has come and nothing gone for so long, though the client had something to take. To be
+  /// called several times in that time.
   void cutOffIfUnread(std::chrono::milliseconds limit);
 
  private:
@@ -63,7 +68,7 @@ class SessionStream final : public SessionChannel, public grpc::ServerBidiReacto
   SessionListener* const listener_;
   const PeerCredentials peer_;
   const std::size_t maxMessageBytes_;
-  const std::function<void()> cutIfUnread_;
+  const Connection connection_;
   std::function<void(SessionStream*)> onDone_;
   SessionId id_ = 0;
   bool open_ = false;
@@ -74,8 +79,10 @@ class SessionStream final : public SessionChannel, public grpc::ServerBidiReacto
   std::size_t outgoingBytes_ = 0;
   std::atomic<std::size_t> queuedBytes_ = 0;
 
-  std::mutex mutex_;                                                                       // guards what follows
-  std::chrono::steady_clock::time_point lastProgress_ = std::chrono::steady_clock::now();  // of a read or write
+  std::mutex mutex_;            // guards what follows
+  std::uint64_t progress_ = 0;  // reads and writes done
+  std::uint64_t progressSeen_ = 0;
+  std::optional<std::chrono::steady_clock::time_point> unreadSince_;  // without progress
   std::deque<Outgoing> queue_;
   bool held_ = false;     // the listener has a request: the next read waits for readNext()
   bool writing_ = false;  // a write is on its way: outgoing_ is taken

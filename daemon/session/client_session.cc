@@ -792,11 +792,11 @@ void ClientSession::fenceReached(std::uint64_t fence) {
   if (--pending->missing == 0) finishSynchronize(pending->future);
 }
 
-void ClientSession::failBrokenGroups(Rank rank, const absl::Status& why) {
-  // What was in flight is lost, whether or not somebody waits for it: the next synchronize says so.
+void ClientSession::failBrokenGroups(Rank rank, const absl::Status& why, bool told) {
+  // What was in flight is lost: if no future has said so, the next synchronize does.
   const std::size_t broken =
       absl::erase_if(groups_, [this](GroupId group) { return !services_->executor->error(group).ok(); });
-  if (broken > 0) failures_.remember(std::make_shared<OperandFailure>(OperandFailure{why, "", rank, ""}));
+  if (broken > 0 && !told) failures_.remember(std::make_shared<OperandFailure>(OperandFailure{why, "", rank, ""}));
   if (awaited_ && !services_->executor->error(awaited_->group).ok()) {
     failAwaited(fail(services_->executor->error(awaited_->group), awaited_->op->name, awaited_->site));
   }

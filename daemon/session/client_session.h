@@ -56,7 +56,7 @@ class ClientSession {
   bool cancelCalls(std::uint64_t token, std::uint64_t serial);
   void deadlinesPassed(const std::vector<CallDeadline>& calls);
   /// A worker is gone: fences of its groups end, and their tensors are lost.
-  void failBrokenGroups(Rank rank, const absl::Status& why);
+  void failBrokenGroups(Rank rank, const absl::Status& why, bool told);
 
   /// Adds what the session's tensors look like, and the meshes that it has defined.
   void addUsed(absl::flat_hash_set<const TensorLayout*>& layouts, absl::flat_hash_set<const PlacedMesh*>& meshes) const;

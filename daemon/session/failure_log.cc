@@ -39,7 +39,8 @@ OperandFailurePtr FailureLog::reported(OperatorNumber root, Rank rank, std::stri
   auto failure =
       std::make_shared<OperandFailure>(OperandFailure{std::move(status), error.operator_name(), rank, std::move(site)});
   countOne();
-  remember(failure);
+  // The loss of a worker is remembered as such, once, not with each operator that needed it.
+  if (failure->status.code() != kWorkerLost) remember(failure);
   reported_[root] = failure;
   return failure;
 }

@@ -247,12 +247,14 @@ void FutureTable::failAll(SessionId session, OperandFailure* failure) {
   failPending([&](const Pending& pending) { return pending.session == session ? failure : nullptr; });
 }
 
-void FutureTable::failBrokenGroups(Rank rank, const absl::Status& why) {
+absl::flat_hash_set<SessionId> FutureTable::failBrokenGroups(Rank rank, const absl::Status& why) {
+  absl::flat_hash_set<SessionId> told;
   OperandFailure failure;
   failPending([&](const Pending& pending) -> OperandFailure* {
     const absl::Status& error = executor_->error(pending.group);
     if (error.ok()) return nullptr;
     failure = {error, "get", rank, ""};
+    told.insert(pending.session);
     return &failure;
   });
   // A client may have been told of them and not been there yet.
@@ -262,6 +264,7 @@ void FutureTable::failBrokenGroups(Rank rank, const absl::Status& why) {
         value.lost = absl::Status(kTensorLost, absl::StrCat("the value is lost: ", why.message()));
     }
   }
+  return told;
 }
 
 void FutureTable::dropSession(SessionId session) {

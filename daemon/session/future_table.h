@@ -53,7 +53,7 @@ class FutureTable {
   /// Fails all that the session waits for.
   void failAll(SessionId session, OperandFailure* failure);
   /// Fails whatever waits for a group that has an error, and what `rank` has lent.
-  void failBrokenGroups(Rank rank, const absl::Status& why);
+  absl::flat_hash_set<SessionId> failBrokenGroups(Rank rank, const absl::Status& why);
   void dropSession(SessionId session);
   /// The client takes more: go on with its transfers.
   void continueTransfers(SessionId session);

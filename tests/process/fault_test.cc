@@ -74,6 +74,11 @@ TEST_CASE("a kernel that ends its process, by a signal or with exit code 0, fail
     CHECK(absl::StrContains(status.message(), absl::StrCat(victim)));
     CHECK(absl::StrContains(status.message(), what));
   }
+  // Which call it was, as far as that is known here.
+  const absl::Status first = pending.front().wait(kDeadline).status();
+  CHECK(absl::StrContains(first.message(), name));
+  CHECK(absl::StrContains(daemon.log(), absl::StrCat(name, ", was called by session ", session->id())));
+  CHECK(absl::StrContains(daemon.log(), "fault_test.cc"));
   CHECK(Clock::now() - begin < seconds(3));  // one second, on a machine with other work
   CHECK(call("aten::add.Tensor", {apart, apart}).get().wait(kDeadline).ok());
   REQUIRE(session->awaitWorkers().wait(kDeadline).ok());

@@ -157,11 +157,15 @@ TEST_CASE("a stopped client keeps its session for its lease, and goes on if it c
   const auto other = daemon.connect();
   RoleProcess client("role: holder", {{"DTORCH_TEST_SOCKET", daemon.socket()}});
   REQUIRE(client.readLine().value_or("") == "holds");
-  client.signal(SIGSTOP);
-  std::this_thread::sleep_for(kLease / 4);
-  client.signal(SIGCONT);
-  client.writeLine("ask for much");
-  REQUIRE(client.readLine().value_or("") == "asked");
+  // At any moment between two looks of the daemon.
+  for (int round = 0; round < 4; ++round) {
+    std::this_thread::sleep_for(round * kLease / 8);
+    client.signal(SIGSTOP);
+    std::this_thread::sleep_for(kLease * 9 / 10);
+    client.signal(SIGCONT);
+    client.writeLine("ask for much");
+    REQUIRE(client.readLine().value_or("") == "asked");
+  }
   CHECK(daemon.status().sessions_lost() == 0);
 
   const bool unread = GENERATE(false, true);

@@ -83,6 +83,27 @@ TEST_CASE("after the loss of a worker a session goes on with another one, withou
   CHECK(sumOfOnes(*daemon.connect()).value_or(0) == 8);
 }
 
+TEST_CASE("who has been told of a loss by a future is not told again, who has not is told once") {
+  DaemonFixture daemon({.flags = kSoon});
+  const auto session = daemon.connect();
+  const bool waits = GENERATE(true, false);
+  CAPTURE(waits);
+  const Tensor x = sharded(*session, session->mesh());
+  REQUIRE(x.get().wait(kDeadline).ok());
+  REQUIRE(::kill(static_cast<pid_t>(daemon.status().workers(1).pid()), SIGSTOP) == 0);
+  std::vector<Future<HostTensor>> values;
+  for (int i = 0; waits && i < 20; ++i) values.push_back(call("aten::sum", {x}).get());
+  if (!waits) call("aten::sum", {x}).redistribute({Placement::replicate()});
+  REQUIRE(eventually([&] { return daemon.status().operators_in_flight() > 0; }, seconds(5)));
+  killWorker(daemon, 1);
+  for (const Future<HostTensor>& value : values) CHECK_FALSE(value.wait(kDeadline).ok());
+  REQUIRE(session->awaitWorkers().wait(kDeadline).ok());
+  int told = 0;
+  while (told < 10 && !session->synchronize().wait(kDeadline).ok()) ++told;
+  CHECK(told == (waits ? 0 : 1));
+  CHECK(daemon.status().unobserved_errors() == 0);
+}
+
 TEST_CASE("a mesh that nobody used while its worker was lost serves as well afterwards") {
   DaemonFixture daemon({.flags = kSoon});
   auto before = daemon.connect();

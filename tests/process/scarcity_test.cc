@@ -86,6 +86,15 @@ TEST_CASE("without descriptors new sessions are refused, and come when there are
       kDeadline));
 }
 
+TEST_CASE("a daemon that may not open the files that it needs does not start, and says how many") {
+  const TempDir folder;
+  const ProgramResult result = runProgram(
+      {"/usr/bin/prlimit", "--nofile=52", binFolder() + "/dtorchd", "--runtime.dir", folder.path()}, seconds(30));
+  INFO(result.output);
+  CHECK(result.exitCode == 1);
+  CHECK(absl::StrContains(result.output, "may have 52 open files and needs more than 64"));
+}
+
 TEST_CASE("connections without a session do not take the last descriptors: a lost worker is replaced") {
   DaemonFixture daemon({.flags = {"--workers.restart_delay", "20ms"}, .prefix = {"/usr/bin/prlimit", "--nofile=96"}});
   const auto session = daemon.connect();
