@@ -28,6 +28,8 @@ constexpr std::chrono::milliseconds kPass{20};
 constexpr std::chrono::milliseconds kPatience{1};
 // Operators in flight that status() tells of.
 constexpr std::size_t kShownOperators = 32;
+// And those that the loss of a worker tells of.
+constexpr std::size_t kSuspects = 3;
 // A worker may see the end of another one before the supervisor does, who knows more of it: its word is waited for so
 // long.
 constexpr std::chrono::milliseconds kLossWait{200};
@@ -478,22 +480,25 @@ void Controller::askOnLoop(MetadataQuestion question) {
 void Controller::workerLostOnLoop(Rank rank, const absl::Status& cause) {
   if (lost_.contains(rank)) return;
   services_.graph.retireAll([this](GroupId group) { return executor_->oldestInFlight(group); });
-  const GraphOperator* suspect = nullptr;
+  std::vector<const GraphOperator*> suspects;
   for (const GraphOperator* op : services_.graph.oldest(services_.graph.size())) {
-    if (suspect == nullptr && executor_->holds(op->group, rank)) suspect = op;
+    if (suspects.size() < kSuspects && executor_->holds(op->group, rank)) suspects.push_back(op);
   }
+  const auto appendName = [](std::string* out, const GraphOperator* op) {
+    absl::StrAppend(out, op->number, " ", op->name);
+  };
   const absl::Status why =
-      suspect == nullptr
+      suspects.empty()
           ? cause
-          : absl::Status(cause.code(), absl::StrCat(cause.message(), "; the oldest operator in flight was ",
-                                                    suspect->number, ", ", suspect->name));
+          : absl::Status(cause.code(), absl::StrCat(cause.message(), "; the oldest operators in flight on it: ",
+                                                    absl::StrJoin(suspects, ", ", appendName)));
   lost_.emplace(rank, Loss{why});
   lastLoss_ = std::chrono::steady_clock::now();
   spdlog::error("{}", std::string(why.message()));
-  if (suspect != nullptr) {
-    const auto it = sessions_.find(suspect->session);
-    spdlog::error("operator {}, {}, was called by session {} at {}", suspect->number, std::string(suspect->name),
-                  suspect->session, it == sessions_.end() ? "?" : it->second->site(suspect->site));
+  for (const GraphOperator* op : suspects) {
+    const auto it = sessions_.find(op->session);
+    spdlog::error("operator {}, {}, was called by session {} at {}", op->number, std::string(op->name), op->session,
+                  it == sessions_.end() ? "?" : it->second->site(op->site));
   }
   if (!ready_ && startFailure_.ok()) startFailure_ = why;
   // One that is still there would keep its memory, and its peers waiting.

@@ -76,6 +76,7 @@ TEST_CASE("a kernel that ends its process, by a signal or with exit code 0, fail
   }
   // Which call it was, as far as that is known here.
   const absl::Status first = pending.front().wait(kDeadline).status();
+  CAPTURE(std::string(first.message()));
   CHECK(absl::StrContains(first.message(), name));
   CHECK(absl::StrContains(daemon.log(), absl::StrCat(name, ", was called by session ", session->id())));
   CHECK(absl::StrContains(daemon.log(), "fault_test.cc"));
