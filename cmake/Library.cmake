@@ -23,15 +23,26 @@ function(dtorch_executable name)
   endif()
 endfunction()
 
-# dtorch_shared_library(NAME SOURCES ... LINK targets...): lib<NAME>.so beside the programs. It exports what its own
-#   sources do, and nothing of the libraries in it.
+# dtorch_shared_library(NAME SOURCES ... LINK targets... [TORCH] [SHARES_ALL]): lib<NAME>.so beside the programs. It exports
+#   what its own sources do, and of the libraries in it nothing, or all.
 function(dtorch_shared_library name)
-  cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
+  cmake_parse_arguments(arg "TORCH;SHARES_ALL" "" "SOURCES;LINK" ${ARGN})
   add_library(${name} SHARED ${arg_SOURCES})
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})
-  target_link_libraries(${name} PRIVATE ${arg_LINK} dtorch::warnings)
-  target_link_options(${name} PRIVATE -Wl,--exclude-libs,ALL)
-  set_target_properties(${name} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_RUNTIME_OUTPUT_DIRECTORY})
+  target_link_libraries(${name} PRIVATE dtorch::warnings)
+  if(arg_SHARES_ALL)
+    foreach(library IN LISTS arg_LINK)
+      target_link_libraries(${name} PRIVATE $<LINK_LIBRARY:WHOLE_ARCHIVE,${library}>)
+    endforeach()
+  else()
+    target_link_libraries(${name} PRIVATE ${arg_LINK})
+    target_link_options(${name} PRIVATE -Wl,--exclude-libs,ALL)
+  endif()
+  set_target_properties(${name} PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${CMAKE_RUNTIME_OUTPUT_DIRECTORY}
+    BUILD_RPATH_USE_ORIGIN ON)
+  if(arg_TORCH)
+    dtorch_use_torch(${name})
+  endif()
 endfunction()
 
 set(DTORCH_TEST_LABELS unit conformance process gpu soak nightly)

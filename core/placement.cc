@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 
 namespace dtorch {
@@ -64,6 +65,16 @@ std::string toString(const Placements& placements) {
       "[",
       absl::StrJoin(placements, ", ", [](std::string* out, const Placement& p) { absl::StrAppend(out, p.toString()); }),
       "]");
+}
+
+absl::StatusOr<Placements> parsePlacements(absl::string_view text) {
+  Placements placements;
+  for (const absl::string_view each : absl::StrSplit(text, ' ', absl::SkipEmpty())) {
+    const absl::StatusOr<Placement> placement = Placement::parse(each);
+    if (!placement.ok()) return placement.status();
+    placements.push_back(*placement);
+  }
+  return placements;
 }
 
 Placements allReplicate(int meshDims) { return Placements(static_cast<std::size_t>(meshDims)); }

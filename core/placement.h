@@ -53,6 +53,8 @@ using Placements = std::vector<Placement>;
 
 /// "[S(0), R]".
 std::string toString(const Placements& placements);
+/// Reads "S(0) R", one placement for each mesh dimension; nothing: none. INVALID_ARGUMENT quotes the text.
+absl::StatusOr<Placements> parsePlacements(absl::string_view text);
 Placements allReplicate(int meshDims);
 bool isAllReplicate(const Placements& placements);
 

@@ -109,16 +109,6 @@ Site siteOf(dtorch_site site) {
   return Site::of(files.emplace(site.file).first->c_str(), site.line);
 }
 
-absl::StatusOr<Placements> placementsOf(const char* texts) {
-  Placements placements;
-  for (const absl::string_view text : absl::StrSplit(texts, ' ', absl::SkipEmpty())) {
-    const absl::StatusOr<Placement> placement = Placement::parse(text);
-    if (!placement.ok()) return placement.status();
-    placements.push_back(*placement);
-  }
-  return placements;
-}
-
 std::string textOf(const Placements& placements) {
   return absl::StrJoin(placements, " ", [](std::string* out, const Placement& p) { out->append(p.toString()); });
 }
@@ -190,7 +180,7 @@ absl::Status call(dtorch_object* owner, const char* name, DecodedCall& decoded, 
                   const char* placements, std::uint32_t outputs, int implicit, dtorch_site site,
                   dtorch_object** results) {
   if (mesh != nullptr) decoded.options.mesh = as<Mesh>(mesh);
-  absl::StatusOr<Placements> placed = placementsOf(placements);
+  absl::StatusOr<Placements> placed = dtorch::parsePlacements(placements);
   if (!placed.ok()) return placed.status();
   decoded.options.placements = *std::move(placed);
   decoded.options.implicit = implicit != 0;
@@ -286,7 +276,7 @@ int dtorch_mesh(dtorch_object* owner, const std::int32_t* ranks, std::int32_t co
 int dtorch_put(dtorch_object* owner, dtorch_object* mesh, const char* placements, const dtorch_host_tensor* value,
                dtorch_site site, dtorch_object** out) {
   return guarded([&]() -> absl::Status {
-    absl::StatusOr<Placements> placed = placementsOf(placements);
+    absl::StatusOr<Placements> placed = dtorch::parsePlacements(placements);
     if (!placed.ok()) return placed.status();
     *out = wrap(session(owner).put(viewOf(*value), as<Mesh>(mesh), *std::move(placed), siteOf(site)));
     return absl::OkStatus();
@@ -297,7 +287,7 @@ int dtorch_put_shards(dtorch_object* owner, dtorch_object* mesh, const char* pla
                       const dtorch_host_tensor* parts, std::int32_t count, const std::int64_t* shape, std::int32_t dims,
                       dtorch_site site, dtorch_object** out) {
   return guarded([&]() -> absl::Status {
-    absl::StatusOr<Placements> placed = placementsOf(placements);
+    absl::StatusOr<Placements> placed = dtorch::parsePlacements(placements);
     if (!placed.ok()) return placed.status();
     std::vector<dtorch::HostView> views;
     for (std::int32_t i = 0; i < count; ++i) views.push_back(viewOf(parts[i]));
@@ -353,7 +343,7 @@ int dtorch_redistributions(dtorch_object* owner, dtorch_object** future) {
 int dtorch_redistribute(dtorch_object* tensor, const char* placements, double timeout, dtorch_site site,
                         dtorch_object** out) {
   return guarded([&]() -> absl::Status {
-    absl::StatusOr<Placements> placed = placementsOf(placements);
+    absl::StatusOr<Placements> placed = dtorch::parsePlacements(placements);
     if (!placed.ok()) return placed.status();
     *out = wrap(as<Tensor>(tensor).redistribute(*std::move(placed), {.timeout = timeLimit(timeout)}, siteOf(site)));
     return absl::OkStatus();

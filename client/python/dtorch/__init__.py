@@ -39,7 +39,7 @@ _WAIT_PIECE = 0.1  # seconds between looks for a signal, such as Control-C
 
 
 def _text(placements):
-    return " ".join(map(repr, placements or ())).encode()
+    return _placement.text_of(placements).encode()
 
 
 def _site():

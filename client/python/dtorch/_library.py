@@ -59,9 +59,13 @@ FUNCTIONS = {
 }
 
 
+def folder():
+    """Of the libraries of this package."""
+    return pathlib.Path(os.environ.get("DTORCH_LIBRARY_PATH", pathlib.Path(__file__).parent))
+
+
 def load():
-    folder = os.environ.get("DTORCH_LIBRARY_PATH", pathlib.Path(__file__).parent)
-    library = ctypes.CDLL(str(pathlib.Path(folder) / NAME))
+    library = ctypes.CDLL(str(folder() / NAME))
     for name, arguments in FUNCTIONS.items():
         function = getattr(library, name)
         function.argtypes = arguments

@@ -37,6 +37,11 @@ class Partial(Shard):
         return f"P({self.reduce_op})"
 
 
+def text_of(placements):
+    """"S(0) R", as C++ reads it; None: no placements."""
+    return " ".join(map(repr, placements or ()))
+
+
 def placement_of(text):
     """Of "R", "S(1)" or "P(sum)"."""
     if text == "R":

@@ -1,0 +1,49 @@
+#include "client/torch/current_session.h"
+
+#include <c10/util/Exception.h>
+#include <unistd.h>
+
+#include <mutex>
+#include <utility>
+
+namespace dtorch {
+namespace {
+
+struct Current {
+  std::mutex mutex;
+  std::shared_ptr<Session> session;
+  pid_t pid = 0;
+};
+
+Current& current() {
+  static auto* only = new Current;  // outlives what is destroyed at the end of the process
+  return *only;
+}
+
+}  // namespace
+
+std::shared_ptr<Session> currentSession() {
+  Current& state = current();
+  TORCH_CHECK(state.pid == 0 || state.pid == ::getpid(),
+              "a forked process cannot use its parent's session of the device dtorch: start it with the method "
+              "\"spawn\", or make its tensors on the CPU");
+  const std::lock_guard lock(state.mutex);
+  TORCH_CHECK(state.session != nullptr, "the device dtorch has no session: call dtorch.connect() first");
+  return state.session;
+}
+
+void setCurrentSession(std::shared_ptr<Session> session) {
+  Current& state = current();
+  const std::lock_guard lock(state.mutex);
+  state.pid = session == nullptr ? 0 : ::getpid();
+  state.session.swap(session);  // the old one ends without the lock
+}
+
+Destination& currentDestination() {
+  static thread_local Destination destination;
+  return destination;
+}
+
+void raise(const absl::Status& status) { C10_THROW_ERROR(Error, std::string(status.message())); }
+
+}  // namespace dtorch
