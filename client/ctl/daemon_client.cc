@@ -1,16 +1,23 @@
 #include "client/ctl/daemon_client.h"
 
+#include <fcntl.h>
 #include <grpcpp/grpcpp.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "client/cpp/address.h"
 #include "proto/version.h"
 
@@ -125,7 +132,10 @@ absl::StatusOr<v1::StatusReply> DaemonClient::waitUntilHealthy(TimePoint deadlin
 
 absl::StatusOr<DaemonClient::Stopped> DaemonClient::stop(std::chrono::milliseconds drain, TimePoint deadline) {
   const absl::StatusOr<v1::StatusReply> before = status(std::min(deadline, steady_clock::now() + kAnswerTimeout));
-  if (!before.ok()) return before.status();
+  if (!before.ok()) {
+    if (const std::int64_t pid = endingDaemon(); pid != 0) return Stopped{pid, ProcessHandle(pid).waitForEnd(deadline)};
+    return before.status();
+  }
   // Opened before the daemon goes, so that the number cannot be another process's by then. Over TCP it is of no use.
   const bool local = absl::StartsWith(address_, "unix:");
   const ProcessHandle process(local ? before->pid() : -1);
@@ -138,6 +148,22 @@ absl::StatusOr<DaemonClient::Stopped> DaemonClient::stop(std::chrono::millisecon
   v1::StopReply reply;
   if (const grpc::Status status = stub_->Stop(&context, request, &reply); !status.ok()) return error(status);
   return Stopped{before->pid(), process.open() ? process.waitForEnd(deadline) : waitUntilDisconnected(deadline)};
+}
+
+std::int64_t DaemonClient::endingDaemon() const {
+  absl::string_view path = address_;
+  if (!absl::ConsumePrefix(&path, "unix:")) return 0;
+  const std::filesystem::path socket{std::string(path)};
+  std::error_code error;
+  if (std::filesystem::exists(socket, error)) return 0;
+  const int fd = ::open((socket.parent_path() / "dtorchd.pid").c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  std::array<char, 32> text{};
+  std::int64_t pid = 0;
+  const bool isHeld = ::flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  if (isHeld && ::pread(fd, text.data(), text.size() - 1, 0) > 0) pid = std::atoll(text.data());
+  ::close(fd);
+  return pid;
 }
 
 bool DaemonClient::waitUntilDisconnected(TimePoint deadline) {

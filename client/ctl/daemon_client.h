@@ -34,6 +34,8 @@ class DaemonClient {
  private:
   absl::StatusOr<v1::StatusReply> ask(const v1::StatusRequest& request, TimePoint deadline);
   absl::Status error(const grpc::Status& status) const;
+  /// The pid of a daemon that has taken its socket away and not ended yet: who holds the pid file beside it. 0: none.
+  std::int64_t endingDaemon() const;
   bool waitUntilDisconnected(TimePoint deadline);
 
   const std::string address_;

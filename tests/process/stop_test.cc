@@ -202,6 +202,18 @@ TEST_CASE("a drain ends at its limit, or with a stop") {
   CHECK(absl::IsUnavailable(sumOfOnes(*session).status()));
 }
 
+TEST_CASE("a stop of a daemon that is stopping waits for its end, too") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+  const Future<HostTensor> value = slow(*session).get();
+  CHECK_FALSE(value.poll());
+  std::future<ProgramResult> first = runCtl(daemon, {"stop"});
+  REQUIRE(eventually([&] { return !std::filesystem::exists(daemon.socket()); }, seconds(5)));
+  checkHasStopped(runCtl(daemon, {"stop"}));
+  checkHasStopped(std::move(first));
+  REQUIRE(daemon.waitForEnd(seconds(5)).has_value());
+}
+
 TEST_CASE("a stop during the start-up, at any moment of it") {
   const int signal = GENERATE(SIGTERM, SIGINT);
   for (int round = 0; round < 8; ++round) {
