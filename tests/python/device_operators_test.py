@@ -101,27 +101,29 @@ def main():
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     daemon = Daemon(options.bin.resolve(), "--workers.count", str(options.workers))
-    dtorch.device.connect(daemon.socket)
-    count = Count()
-    operators = database.op_db[options.first::options.every]
-    for op in operators:
-        for dtype in sorted(op.supported_dtypes("cpu"), key=str):
-            differentiable = dtype in op.supported_backward_dtypes("cpu") and op.supports_autograd
-            try:
-                samples = list(op.sample_inputs("cpu", dtype, requires_grad=differentiable))
-            except Exception:
-                continue
-            for sample in filter(plain, samples[:options.samples]):
-                count.case(op, dtype, sample)
-    dtorch.device.disconnect()
-    daemon.stop()
+    try:
+        dtorch.device.connect(daemon.socket)
+        count = Count()
+        operators = database.op_db[options.first::options.every]
+        for op in operators:
+            for dtype in sorted(op.supported_dtypes("cpu"), key=str):
+                differentiable = dtype in op.supported_backward_dtypes("cpu") and op.supports_autograd
+                try:
+                    samples = list(op.sample_inputs("cpu", dtype, requires_grad=differentiable))
+                except Exception:
+                    continue
+                for sample in filter(plain, samples[:options.samples]):
+                    count.case(op, dtype, sample)
+    finally:
+        dtorch.device.disconnect()
+        daemon.stop()
     refused = sum(count.refused.values())
     for text, times in count.refused.most_common():
         print(f"refused {times} times: {text}")
     for text in count.wrong:
         print(f"WRONG: {text}")
     print(f"{len(operators)} operators: {count.right} cases right, {refused} refused, {len(count.wrong)} wrong")
-    sys.exit(bool(count.wrong) or refused > 0.05 * count.right)
+    sys.exit(not count.right or bool(count.wrong) or refused > 0.05 * count.right)
 
 
 if __name__ == "__main__":

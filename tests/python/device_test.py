@@ -2,7 +2,6 @@
 import copy
 import gc
 import io
-import multiprocessing
 import os
 import pathlib
 import sys
@@ -26,12 +25,9 @@ class DeviceTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.daemon = Daemon(BIN, "--workers.count", "2")
+        cls.addClassCleanup(cls.daemon.stop)  # also when what follows fails
         assert dtorch.device.connect(cls.daemon.socket) == 2
-
-    @classmethod
-    def tearDownClass(cls):
-        dtorch.device.disconnect()
-        cls.daemon.stop()
+        cls.addClassCleanup(dtorch.device.disconnect)
 
     def equal(self, got, want):
         self.assertEqual(got.device.type, "dtorch")
