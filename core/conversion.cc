@@ -142,6 +142,12 @@ class ConversionPlanner {
 
 }  // namespace
 
+const char* ConversionStep::collective() const {
+  if (!communicates()) return nullptr;
+  if (from.isPartial()) return to.isReplicate() ? "all_reduce" : "reduce_scatter";
+  return to.isReplicate() ? "all_gather" : "all_to_all";
+}
+
 absl::StatusOr<std::vector<ConversionStep>> planConversion(const std::vector<std::int64_t>& shape,
                                                            const DeviceMesh& mesh, const Placements& from,
                                                            const Placements& to) {

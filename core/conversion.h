@@ -22,6 +22,8 @@ struct ConversionStep {
 
   /// Whether ranks exchange data in it.
   bool communicates() const { return !from.isReplicate() && !to.isPartial(); }
+  /// "all_reduce", "all_gather", "reduce_scatter", "all_to_all"; null: it does not communicate.
+  const char* collective() const;
 };
 
 /// The steps from placements `from` to `to` that move the fewest bytes, the same on every rank. Each step is right by

@@ -81,6 +81,10 @@ const ConfigTable<DaemonConfig>& daemonConfigTable() {
            {},
            "folder of sockets and the pid file; default: $RUNTIME_DIRECTORY, else $XDG_RUNTIME_DIR/dtorch, else "
            "/tmp/dtorch-<uid>"},
+          {"runtime.lifetime_fd",
+           &C::runtimeLifetimeFd,
+           {-1, 1 << 20},
+           "descriptor of a pipe from who started the daemon, which stops when the other end closes; -1: none"},
           {"listen.socket", &C::listenSocket, {}, "Unix socket for clients; default: <runtime.dir>/dtorchd.sock"},
           {"listen.tcp", &C::listenTcp, {}, "HOST:PORT for clients on TCP, without encryption; default: off"},
           {"workers.count", &C::workersCount, {1, 1024}, "number of workers, one rank each"},

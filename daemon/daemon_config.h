@@ -16,6 +16,7 @@ enum class LogLevel : std::uint8_t { kDebug, kInfo, kWarn, kError };
 /// set.
 struct DaemonConfig {
   std::string runtimeDir;
+  std::int64_t runtimeLifetimeFd = -1;
   std::string listenSocket;
   std::string listenTcp;
 

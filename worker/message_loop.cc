@@ -127,7 +127,7 @@ absl::Status MessageLoop::handleCommands(const Topic& topic, v1::Frame& frame) {
       return absl::InternalError(
           absl::StrCat("frame ", topic.lastSequence, " of group ", topic.group, ": ", status.message()));
     }
-    if (command.plan() != 0) ++number;  // WIRE-2
+    if (command.plan() != 0 || command.has_upload()) ++number;  // WIRE-2
   }
   v1::ReportItem done;
   done.mutable_frame_done()->set_group(topic.group);

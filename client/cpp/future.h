@@ -38,6 +38,10 @@ class Future {
     return waitUntil(std::chrono::steady_clock::now() + timeout);
   }
 
+  /// For event loops: a descriptor that is readable once get() would return at once, as long as a copy of this future
+  /// lives; -1: the process has none left.
+  int event() const { return state_->event(); }
+
  private:
   Result result() const {
     if constexpr (std::is_void_v<T>) {

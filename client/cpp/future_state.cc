@@ -1,5 +1,8 @@
 #include "client/cpp/future_state.h"
 
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <new>
 #include <utility>
@@ -19,6 +22,7 @@ FutureState::FutureState(absl::Status error) : id_(0), kind_(Kind::kDone), resol
 
 FutureState::~FutureState() {
   if (!resolved_) session_->cancel(id_);
+  if (event_ >= 0) ::close(event_);
 }
 
 bool FutureState::resolved() const {
@@ -44,12 +48,20 @@ bool FutureState::waitUntil(std::chrono::steady_clock::time_point deadline) cons
   return resolvedChanged_.wait_until(lock, deadline, [this] { return resolved_; });
 }
 
+int FutureState::event() {
+  poll();
+  const std::lock_guard lock(mutex_);
+  if (event_ < 0) event_ = ::eventfd(resolved_ ? 1 : 0, EFD_CLOEXEC | EFD_NONBLOCK);
+  return event_;
+}
+
 void FutureState::resolve(absl::Status status) {
   {
     const std::lock_guard lock(mutex_);
     if (resolved_) return;
     resolved_ = true;
     status_ = std::move(status);
+    if (event_ >= 0) ::eventfd_write(event_, 1);
   }
   resolvedChanged_.notify_all();  // after the lock, so that who wakes need not wait for it
 }

@@ -55,6 +55,8 @@ class FutureState {
   bool poll() const;
   void wait() const;
   bool waitUntil(std::chrono::steady_clock::time_point deadline) const;
+  /// A descriptor that is readable from then on that the future is resolved, as long as this lives; -1: there is none.
+  int event();
   /// Valid once resolved; never change again.
   const absl::Status& status() const { return status_; }
   const FutureReply& reply() const { return reply_; }
@@ -81,6 +83,7 @@ class FutureState {
   bool resolved_ = false;
   absl::Status status_;
   FutureReply reply_;
+  int event_ = -1;  // an eventfd, once somebody wants one
 };
 
 }  // namespace dtorch

@@ -61,14 +61,15 @@ absl::StatusOr<Mesh> Session::mesh(std::vector<Rank> ranks, std::vector<std::int
   return core_->mesh(*device);
 }
 
-Tensor Session::put(const HostView& value, const Mesh& mesh, Placements placements, Site site) {
-  return core_->put({&value, 1}, true, value.meta, mesh, placements, site);
+Tensor Session::put(const HostView& value, const Mesh& mesh, Placements placements, const TransferOptions& options,
+                    Site site) {
+  return core_->put({&value, 1}, true, value.meta, mesh, placements, options, site);
 }
 
 Tensor Session::putShards(absl::Span<const HostView> parts, std::vector<std::int64_t> shape, const Mesh& mesh,
-                          Placements placements, Site site) {
+                          Placements placements, const TransferOptions& options, Site site) {
   const DType dtype = parts.empty() ? DType::kUnspecified : parts.front().meta.dtype;
-  return core_->put(parts, false, {dtype, std::move(shape), {}}, mesh, placements, site);
+  return core_->put(parts, false, {dtype, std::move(shape), {}}, mesh, placements, options, site);
 }
 
 Tensor Session::call(absl::string_view name, absl::Span<const Argument> arguments, const CallOptions& options,
@@ -92,7 +93,9 @@ Future<void> Session::declareRule(absl::string_view name, absl::string_view rule
   return Future<void>(core_->declareRule(name, rule));
 }
 
-Future<std::string> Session::redistributions() { return Future<std::string>(core_->redistributions()); }
+Future<std::string> Session::redistributions(bool forget) {
+  return Future<std::string>(core_->redistributions(forget));
+}
 
 absl::Status Session::cancel() {
   v1::CancelRequest request;

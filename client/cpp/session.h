@@ -61,12 +61,13 @@ class Session {
 
   /// Makes a tensor of `value`, which is copied before this returns. One placement for each mesh dimension; none: all
   /// Replicate. Partial(sum) puts the value on the first coordinate and zeros elsewhere.
-  Tensor put(const HostView& value, const Mesh& mesh, Placements placements = {},
+  Tensor put(const HostView& value, const Mesh& mesh, Placements placements = {}, const TransferOptions& options = {},
              Site site = std::source_location::current());
   /// Makes a tensor of global `shape` from what each rank shall hold, in mesh order; for Partial these are the
   /// summands.
   Tensor putShards(absl::Span<const HostView> parts, std::vector<std::int64_t> shape, const Mesh& mesh,
-                   Placements placements, Site site = std::source_location::current());
+                   Placements placements, const TransferOptions& options = {},
+                   Site site = std::source_location::current());
 
   /// As the free functions of tensor.h, and for operators without tensor arguments.
   Tensor call(absl::string_view name, absl::Span<const Argument> arguments, const CallOptions& options = {},
@@ -82,8 +83,9 @@ class Session {
   Future<std::string> rules();
   /// A placement rule of an operator of an operator library, as docs/rules.md says, for this session.
   Future<void> declareRule(absl::string_view name, absl::string_view rule);
-  /// What calls with CallOptions::implicit have redistributed so far: a v1.RedistributionList as JSON.
-  Future<std::string> redistributions();
+  /// What has been redistributed so far, of calls with CallOptions::implicit and by Tensor::redistribute: a
+  /// v1.RedistributionList as JSON. `forget`: the next list begins anew.
+  Future<std::string> redistributions(bool forget = false);
 
   /// Resolves when everything before it has run, with the first error that no other future has told of.
   Future<void> synchronize();

@@ -276,7 +276,7 @@ std::vector<Tensor> SessionCore::call(absl::string_view name, absl::Span<const A
 }
 
 Tensor SessionCore::put(absl::Span<const HostView> parts, bool whole, TensorMeta global, const Mesh& mesh,
-                        const Placements& placements, Site site) {
+                        const Placements& placements, const TransferOptions& options, Site site) {
   const char* what = whole ? "put" : "putShards";
   if (absl::Status status = meshError(mesh); !status.ok()) return failed(what, site, status);
   if (!whole && static_cast<std::int64_t>(parts.size()) != mesh.size()) {
@@ -321,6 +321,7 @@ Tensor SessionCore::put(absl::Span<const HostView> parts, bool whole, TensorMeta
     id = nextTensor_++;
     v1::Command* command = commands.add(inlined);
     command->set_site(number);
+    command->set_timeout_ms(wireTimeout(options.timeout));
     v1::Put* header = command->mutable_put();
     header->set_tensor(id);
     header->set_mesh(mesh.data_->id);
@@ -380,10 +381,15 @@ void SessionCore::onPutTaken(TensorId tensor) {
   pool_.give(0, std::move(segment));
 }
 
-Tensor SessionCore::redistribute(const Tensor& tensor, const Placements& placements, const RedistributeOptions& options,
-                                 Site site) {
+Tensor SessionCore::redistribute(const Tensor& tensor, const Placements& placements, const GradientOf& gradient,
+                                 const TransferOptions& options, Site site) {
+  const Tensor& gradientOf = gradient.tensor;
   if (!tensor.defined()) return failed("redistribute", site, absl::InvalidArgumentError("there is no tensor"));
   if (!tensor.handle_->error.ok()) return tensor;
+  if (gradientOf.defined() && !gradientOf.handle_->error.ok()) return gradientOf;
+  if (gradientOf.defined() && gradientOf.handle_->session != tensor.handle_->session) {
+    return failed("redistribute", site, absl::InvalidArgumentError("a gradient of another session's tensor"));
+  }
   SessionCore& self = *tensor.handle_->session;
   TensorId output = 0;
   {
@@ -397,6 +403,10 @@ Tensor SessionCore::redistribute(const Tensor& tensor, const Placements& placeme
       command->set_timeout_ms(wireTimeout(options.timeout));
       command->mutable_redistribute()->set_tensor(tensor.handle_->id);
       command->mutable_redistribute()->set_output(output);
+      if (gradientOf.defined()) {
+        command->mutable_redistribute()->set_gradient_of(gradientOf.handle_->id);
+        command->mutable_redistribute()->set_share(gradient.share);
+      }
       toWire(placements, command->mutable_redistribute()->mutable_placements());
     }
   }
@@ -453,9 +463,10 @@ std::shared_ptr<FutureState> SessionCore::declareRule(absl::string_view name, ab
   });
 }
 
-std::shared_ptr<FutureState> SessionCore::redistributions() {
-  return request(FutureState::Kind::kJson, [](v1::Command* command, FutureId future) {
+std::shared_ptr<FutureState> SessionCore::redistributions(bool forget) {
+  return request(FutureState::Kind::kJson, [forget](v1::Command* command, FutureId future) {
     command->mutable_list_redistributions()->set_future(future);
+    command->mutable_list_redistributions()->set_forget(forget);
   });
 }
 

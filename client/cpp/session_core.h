@@ -57,7 +57,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
                  const Mesh& world, Site site);
   /// `parts`: the whole tensor if `whole`, else what each rank of the mesh holds.
   Tensor put(absl::Span<const HostView> parts, bool whole, TensorMeta global, const Mesh& mesh,
-             const Placements& placements, Site site);
+             const Placements& placements, const TransferOptions& options, Site site);
   std::shared_ptr<FutureState> synchronize();
   std::shared_ptr<FutureState> awaitWorkers();
   /// Marks the place up to which calls are cancelled; the mark's serial number.
@@ -65,10 +65,15 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   std::shared_ptr<FutureState> explain(absl::string_view name, absl::Span<const Argument> arguments,
                                        std::uint32_t outputs, const CallOptions& options, const Mesh& world, Site site);
   std::shared_ptr<FutureState> rules();
-  std::shared_ptr<FutureState> redistributions();
+  std::shared_ptr<FutureState> redistributions(bool forget);
   std::shared_ptr<FutureState> declareRule(absl::string_view name, absl::string_view rule);
-  static Tensor redistribute(const Tensor& tensor, const Placements& placements, const RedistributeOptions& options,
-                             Site site);
+  /// As a gradient: see Tensor::redistributeAsGradientOf.
+  struct GradientOf {
+    Tensor tensor = {};  // not defined: it is none
+    bool share = false;
+  };
+  static Tensor redistribute(const Tensor& tensor, const Placements& placements, const GradientOf& gradient,
+                             const TransferOptions& options, Site site);
   static std::shared_ptr<FutureState> get(const Tensor& tensor, bool local, Rank rank);
   static std::shared_ptr<FutureState> describe(const Tensor& tensor);
   /// The session that a call belongs to: its first tensor's. nullptr if there is none.

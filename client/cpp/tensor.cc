@@ -4,8 +4,12 @@
 
 namespace dtorch {
 
-Tensor Tensor::redistribute(Placements placements, const RedistributeOptions& options, Site site) const {
-  return SessionCore::redistribute(*this, placements, options, site);
+Tensor Tensor::redistribute(Placements placements, const TransferOptions& options, Site site) const {
+  return SessionCore::redistribute(*this, placements, {}, options, site);
+}
+
+Tensor Tensor::redistributeAsGradientOf(const Tensor& tensor, bool share, Site site) const {
+  return SessionCore::redistribute(*this, {}, {tensor, share}, {}, site);
 }
 
 Future<HostTensor> Tensor::get() const { return Future<HostTensor>(SessionCore::get(*this, false, 0)); }

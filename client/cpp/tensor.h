@@ -20,7 +20,8 @@ namespace dtorch {
 
 class SessionCore;
 
-struct RedistributeOptions {
+/// Of puts and redistributions.
+struct TransferOptions {
   std::chrono::milliseconds timeout{0};  // as CallOptions::timeout
 };
 
@@ -35,8 +36,11 @@ class Tensor {
   bool defined() const { return handle_ != nullptr; }
 
   /// The same value, placed as `placements` on its mesh.
-  Tensor redistribute(Placements placements, const RedistributeOptions& options = {},
+  Tensor redistribute(Placements placements, const TransferOptions& options = {},
                       Site site = std::source_location::current()) const;
+  /// The same value, placed as the gradient of `tensor` is: as that, and Replicate where that is Partial. `share`:
+  /// nobody else has this one, so that it need not be copied where it lies right.
+  Tensor redistributeAsGradientOf(const Tensor& tensor, bool share, Site site = std::source_location::current()) const;
   /// The whole value, as host memory.
   Future<HostTensor> get() const;
   /// The part that `rank` holds; of a Partial tensor, its summand.

@@ -1,5 +1,7 @@
 #include "client/python/binding.h"
 
+#include <google/protobuf/util/json_util.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -17,8 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "client/cpp/session.h"
-#include "client/cpp/tensor_checker.h"
+#include "client/python/object.h"
 #include "dtorch/v1/types.pb.h"
 #include "proto/codec.h"
 
@@ -30,24 +31,10 @@ using dtorch::Session;
 using dtorch::Site;
 using dtorch::Tensor;
 using dtorch::TensorChecker;
+using dtorch::binding::Result;
+using Future = dtorch::binding::AnyFuture;
 
 namespace {
-
-/// What a resolved future has to say, in the form that dtorch_result gives out.
-struct Result {
-  dtorch::HostTensor value;
-  dtorch::TensorMeta meta;
-  std::string placements;
-  std::string json;
-};
-
-struct Future {
-  std::variant<dtorch::Future<dtorch::HostTensor>, dtorch::Future<dtorch::TensorInfo>, dtorch::Future<void>,
-               dtorch::Future<std::string>>
-      future;
-  std::mutex mutex;
-  std::optional<Result> result;
-};
 
 struct ErrorTexts {
   std::string message;
@@ -68,11 +55,6 @@ int failed(const absl::Status& status) {
 }
 
 }  // namespace
-
-struct dtorch_object {
-  std::variant<std::shared_ptr<Session>, Mesh, Tensor, std::unique_ptr<Future>, std::unique_ptr<dtorch::TensorChecker>>
-      value;
-};
 
 namespace {
 
@@ -200,6 +182,10 @@ Result resultOf(const T& value) {
   } else {
     result.meta = value.meta;
     result.placements = textOf(value.placements);
+    dtorch::v1::DeviceMesh mesh;
+    toWire(value.mesh.device(), &mesh);
+    const auto written = google::protobuf::util::MessageToJsonString(mesh, &result.json);
+    if (!written.ok()) throw std::logic_error("a mesh that is no JSON");
   }
   return result;
 }
@@ -274,25 +260,26 @@ int dtorch_mesh(dtorch_object* owner, const std::int32_t* ranks, std::int32_t co
 }
 
 int dtorch_put(dtorch_object* owner, dtorch_object* mesh, const char* placements, const dtorch_host_tensor* value,
-               dtorch_site site, dtorch_object** out) {
+               double timeout, dtorch_site site, dtorch_object** out) {
   return guarded([&]() -> absl::Status {
     absl::StatusOr<Placements> placed = dtorch::parsePlacements(placements);
     if (!placed.ok()) return placed.status();
-    *out = wrap(session(owner).put(viewOf(*value), as<Mesh>(mesh), *std::move(placed), siteOf(site)));
+    *out = wrap(session(owner).put(viewOf(*value), as<Mesh>(mesh), *std::move(placed), {.timeout = timeLimit(timeout)},
+                                   siteOf(site)));
     return absl::OkStatus();
   });
 }
 
 int dtorch_put_shards(dtorch_object* owner, dtorch_object* mesh, const char* placements,
                       const dtorch_host_tensor* parts, std::int32_t count, const std::int64_t* shape, std::int32_t dims,
-                      dtorch_site site, dtorch_object** out) {
+                      double timeout, dtorch_site site, dtorch_object** out) {
   return guarded([&]() -> absl::Status {
     absl::StatusOr<Placements> placed = dtorch::parsePlacements(placements);
     if (!placed.ok()) return placed.status();
     std::vector<dtorch::HostView> views;
     for (std::int32_t i = 0; i < count; ++i) views.push_back(viewOf(parts[i]));
-    *out =
-        wrap(session(owner).putShards(views, {shape, shape + dims}, as<Mesh>(mesh), *std::move(placed), siteOf(site)));
+    *out = wrap(session(owner).putShards(views, {shape, shape + dims}, as<Mesh>(mesh), *std::move(placed),
+                                         {.timeout = timeLimit(timeout)}, siteOf(site)));
     return absl::OkStatus();
   });
 }
@@ -333,9 +320,9 @@ int dtorch_declare_rule(dtorch_object* owner, const char* name, const char* rule
   });
 }
 
-int dtorch_redistributions(dtorch_object* owner, dtorch_object** future) {
+int dtorch_redistributions(dtorch_object* owner, int forget, dtorch_object** future) {
   return guarded([&] {
-    *future = wrapFuture(session(owner).redistributions());
+    *future = wrapFuture(session(owner).redistributions(forget != 0));
     return absl::OkStatus();
   });
 }
@@ -389,6 +376,10 @@ int dtorch_wait(dtorch_object* future, double timeout) {
 
 int dtorch_poll(dtorch_object* future) {
   return std::visit([](auto& each) { return each.poll() ? 1 : 0; }, as<std::unique_ptr<Future>>(future)->future);
+}
+
+int dtorch_event(dtorch_object* future) {
+  return std::visit([](auto& each) { return each.event(); }, as<std::unique_ptr<Future>>(future)->future);
 }
 
 int dtorch_result(dtorch_object* future, dtorch_host_tensor* value, const char** placements) {

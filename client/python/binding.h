@@ -56,10 +56,10 @@ int dtorch_mesh(dtorch_object* session, const std::int32_t* ranks, std::int32_t 
                 std::int32_t dims, const char* const* names, dtorch_object** mesh);
 
 int dtorch_put(dtorch_object* session, dtorch_object* mesh, const char* placements, const dtorch_host_tensor* value,
-               dtorch_site site, dtorch_object** tensor);
+               double timeout, dtorch_site site, dtorch_object** tensor);
 int dtorch_put_shards(dtorch_object* session, dtorch_object* mesh, const char* placements,
                       const dtorch_host_tensor* parts, std::int32_t count, const std::int64_t* shape, std::int32_t dims,
-                      dtorch_site site, dtorch_object** tensor);
+                      double timeout, dtorch_site site, dtorch_object** tensor);
 /// `arguments` is a serialised dtorch.v1.Arguments; its tensors are positions in `tensors`. `mesh` (may be null) and
 /// `placements` are for operators without tensor arguments. `results` has room for `outputs` tensors.
 /// `timeout` in seconds; 0: none.
@@ -73,7 +73,7 @@ int dtorch_explain(dtorch_object* session, const char* name, const void* argumen
 /// Futures of JSON.
 int dtorch_rules(dtorch_object* session, dtorch_object** future);
 int dtorch_declare_rule(dtorch_object* session, const char* name, const char* rule, dtorch_object** future);
-int dtorch_redistributions(dtorch_object* session, dtorch_object** future);
+int dtorch_redistributions(dtorch_object* session, int forget, dtorch_object** future);
 int dtorch_redistribute(dtorch_object* tensor, const char* placements, double timeout, dtorch_site site,
                         dtorch_object** result);
 
@@ -87,6 +87,8 @@ int dtorch_await_workers(dtorch_object* session, dtorch_object** future);
 int dtorch_wait(dtorch_object* future, double timeout);
 /// Whether dtorch_wait would return at once: 1 or 0.
 int dtorch_poll(dtorch_object* future);
+/// A descriptor that is readable once dtorch_wait would return at once, as long as the future lives; -1: there is none.
+int dtorch_event(dtorch_object* future);
 /// Of a future that dtorch_wait has found resolved: the value (`data` null for a description), and the placements
 /// described. They live as long as the future.
 int dtorch_result(dtorch_object* future, dtorch_host_tensor* value, const char** placements);

@@ -348,6 +348,13 @@ v1::WorkerCommand* Executor::appendCommand(GroupId group, std::uint64_t bytes, s
   return command;
 }
 
+v1::Upload* Executor::appendUpload(GroupId group, std::uint64_t bytes, std::shared_ptr<const void> memory,
+                                   OperatorNumber* number) {
+  v1::WorkerCommand* command = appendCommand(group, bytes, std::move(memory));
+  *number = nextOperator_++;
+  return command->mutable_upload();
+}
+
 void Executor::discard(GroupId group, const std::vector<OperandId>& operands) {
   if (at(group).error.ok()) {
     appendCommand(group)->mutable_discard()->mutable_operands()->Add(operands.begin(), operands.end());

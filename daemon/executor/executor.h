@@ -88,6 +88,9 @@ class Executor {
 
   /// A run of `plan` at the end of the stream of `group`; the operator's number comes back in `number`.
   v1::WorkerCommand* appendOperator(GroupId group, PlanId plan, OperatorNumber* number);
+  /// A tensor's bytes for the workers, numbered as operators are. As for appendCommand().
+  v1::Upload* appendUpload(GroupId group, std::uint64_t bytes, std::shared_ptr<const void> memory,
+                           OperatorNumber* number);
   /// A new command that is no operator. `bytes` counts against the credit; `memory` is kept until all ranks are done.
   v1::WorkerCommand* appendCommand(GroupId group, std::uint64_t bytes = 0, std::shared_ptr<const void> memory = {});
   /// The workers of `group` that are left drop their parts of `operands`.

@@ -39,7 +39,7 @@ void toWire(const Redistribution& redistribution, v1::PlannedRedistribution* wir
   toWire(redistribution.from, wire->mutable_from());
   toWire(redistribution.to, wire->mutable_to());
   wire->set_bytes(redistribution.bytes);
-  wire->set_collectives(static_cast<std::uint32_t>(redistribution.collectives));
+  for (const char* collective : redistribution.collectives) wire->add_collectives(collective);
 }
 
 v1::Explanation explain(const OperatorRule& rule, std::size_t inputs, std::size_t outputs) {

@@ -60,6 +60,8 @@ struct Factors {
   std::vector<std::vector<int>> linear;
   /// Sets of inputs whose elements the operator only moves: any Partial passes through.
   std::vector<std::vector<int>> moved;
+  /// Inputs of which only the metadata matters: a Partial one will do as it is.
+  std::vector<int> unread;
   /// Inputs that are added to the result: where a factor is reduced they must be Partial too, or they would be added
   /// once a rank.
   std::vector<int> addends;

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <spdlog/spdlog.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -108,27 +109,22 @@ MetadataAnswer MetadataProcess::infer(const std::string& op, const std::vector<V
   request.set_operator_name(op);
   for (const Value& argument : arguments) toWire(argument, request.add_arguments());
   for (const TensorMeta* input : inputs) toWire(*input, request.add_inputs());
-  // It may have ended since, for lack of memory on the machine: that says nothing about this call.
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    if (absl::Status status = start(); !status.ok()) return status;
-    char hello = 0;
-    if (!ready_) ready_ = receive(&hello, 1, std::numeric_limits<double>::infinity());
-    if (ready_ && sendMessage(socket_.get(), request)) break;
-    const std::string how = stop();
-    if (attempt == 1) return absl::UnavailableError(absl::StrCat("the metadata process ", how));
-  }
-  const double limit = processorSeconds() + kProcessorSeconds;
-  std::uint32_t length = 0;
-  std::string bytes;
-  bool complete = receive(reinterpret_cast<char*>(&length), sizeof length, limit);
-  if (complete) {
-    bytes.resize(length);
-    complete = receive(bytes.data(), length, limit);
-  }
   v1::MetadataReply reply;
-  if (!complete || !reply.ParseFromString(bytes)) {
+  bool answered = false;
+  for (int attempt = 0; !answered; ++attempt) {
+    if (absl::Status status = start(); !status.ok()) return status;
+    const bool asked = ask(request);
+    answered = asked && receiveMessage(&reply);
+    if (answered) break;
+    // It may have been killed, for lack of memory on the machine, or stopped, by whoever: that says nothing about this
+    // call, unless it happens again.
+    const bool wasStopped = stopped_;
+    if (wasStopped) spdlog::warn("the metadata process, pid {}, was stopped by a signal: another one is started", pid_);
+    const std::string how = stop();
+    if (attempt == 0 && (!asked || wasStopped || killed_)) continue;
+    if (!asked || wasStopped) return absl::UnavailableError(absl::StrCat("the metadata process ", how));
     return absl::InvalidArgumentError(
-        absl::StrCat("LibTorch cannot tell what it returns for these arguments: its Meta kernel ", stop()));
+        absl::StrCat("LibTorch cannot tell what it returns for these arguments: its Meta kernel ", how));
   }
   if (reply.has_error()) return fromWire(reply.error());
   if (reply.unknown()) return OutputMetas();
@@ -140,6 +136,20 @@ MetadataAnswer MetadataProcess::infer(const std::string& op, const std::vector<V
     outputs.push_back({*std::move(meta), reply.aliases(i)});
   }
   return OutputMetas(std::move(outputs));
+}
+
+bool MetadataProcess::ask(const v1::MetadataRequest& request) {
+  char hello = 0;
+  if (!ready_) ready_ = receive(&hello, 1, std::numeric_limits<double>::infinity());
+  return ready_ && sendMessage(socket_.get(), request);
+}
+
+bool MetadataProcess::receiveMessage(v1::MetadataReply* reply) {
+  const double limit = processorSeconds() + kProcessorSeconds;
+  std::uint32_t length = 0;
+  if (!receive(reinterpret_cast<char*>(&length), sizeof length, limit)) return false;
+  std::string bytes(length, '\0');
+  return receive(bytes.data(), length, limit) && reply->ParseFromString(bytes);
 }
 
 absl::Status MetadataProcess::start() {
@@ -193,6 +203,7 @@ std::string MetadataProcess::stop() {
     ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT);
   }
   const bool ended = info.si_pid != 0;
+  killed_ = ended && info.si_code != CLD_EXITED && info.si_status == SIGKILL;
   ::kill(pid_, SIGKILL);
   ::waitpid(pid_, nullptr, 0);
   pid_ = 0;
@@ -211,14 +222,22 @@ double MetadataProcess::processorSeconds() const {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
 }
 
+bool MetadataProcess::isStopped() const {
+  siginfo_t info{};
+  return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
+}
+
 bool MetadataProcess::receive(char* data, std::size_t bytes, double processorSecondsAtMost) {
+  stopped_ = false;
   for (int waited = 0; bytes > 0;) {
     pollfd readable{socket_.get(), POLLIN, 0};
     const int ready = ::poll(&readable, 1, kLookMs);
     if (ready < 0 && errno != EINTR) return false;
     if (ready <= 0) {
       waited += kLookMs;
-      if (cancelled_ || waited > kLongestWaitMs || processorSeconds() > processorSecondsAtMost) return false;
+      stopped_ = isStopped();
+      if (stopped_ || cancelled_ || waited > kLongestWaitMs || processorSeconds() > processorSecondsAtMost)
+        return false;
       continue;
     }
     const ssize_t got = ::read(socket_.get(), data, bytes);

@@ -12,6 +12,7 @@
 #include "core/value.h"
 #include "daemon/file_descriptor.h"
 #include "dispatch/meta.h"
+#include "dtorch/v1/metadata.pb.h"
 
 namespace dtorch {
 
@@ -23,7 +24,8 @@ using MetadataAnswer = absl::StatusOr<OutputMetas>;
 ///
 /// Thread: one, which must live as long as the process that it starts; cancel() is safe. Owns: the process; it is
 /// started anew after it has ended.
-/// Errors: inferMeta()'s; INVALID_ARGUMENT: the process ended, or took more than a second of processor time.
+/// Errors: inferMeta()'s; INVALID_ARGUMENT: the process ended, or took more than a second of processor time. One that
+/// somebody has stopped (SIGSTOP) is replaced, and asked again.
 class MetadataProcess {
  public:
   /// `libraries`: operator libraries, which it loads.
@@ -41,16 +43,22 @@ class MetadataProcess {
 
  private:
   absl::Status start();
+  /// Gives the process, once it is ready, something to answer. False: it ended, or is stopped.
+  bool ask(const v1::MetadataRequest& request);
+  bool receiveMessage(v1::MetadataReply* reply);
   /// Ends the process; how it ended.
   std::string stop();
-  /// Waits for `bytes` from the process. False: it ended, or takes too long.
+  /// Waits for `bytes` from the process. False: it ended, takes too long, or is stopped.
   bool receive(char* data, std::size_t bytes, double processorSecondsAtMost);
   double processorSeconds() const;
+  bool isStopped() const;
 
   const std::vector<std::string> libraries_;
   std::atomic<bool> cancelled_{false};
   pid_t pid_ = 0;
-  bool ready_ = false;  // it has loaded LibTorch
+  bool ready_ = false;    // it has loaded LibTorch
+  bool killed_ = false;   // by SIGKILL, of the last one that stop() has ended
+  bool stopped_ = false;  // by a signal of somebody's, when receive() returned false
   FileDescriptor socket_;
 };
 

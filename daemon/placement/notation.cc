@@ -27,6 +27,7 @@ struct Parsed {
   std::vector<std::vector<int>> linearFloat;
   std::vector<std::vector<int>> moved;
   std::vector<int> addends;
+  std::vector<int> unread;
   struct Size {
     absl::string_view argument;
     int output;
@@ -89,6 +90,7 @@ bool readSection(absl::string_view section, Parsed* parsed) {
   if (key == "linear-float") return readSets(rest, &parsed->linearFloat);
   if (key == "moved") return readSets(rest, &parsed->moved);
   if (key == "addend") return readNumbers(after, &parsed->addends);
+  if (key == "unread") return readNumbers(after, &parsed->unread);
   if (key == "sizes") {
     return std::all_of(after.begin(), after.end(), [&](absl::string_view word) { return readSize(word, parsed); });
   }
@@ -300,9 +302,12 @@ absl::StatusOr<Factors> notationFactors(const RuleCall& call, absl::string_view 
     return !isFloatingPoint(output->dtype) && !isComplex(output->dtype);
   });
   if (!rounds) addSets(parsed->linearFloat, &factors.linear);
-  for (const int term : parsed->addends) {
-    const auto at = static_cast<std::size_t>(term);
-    if (at < inputOf.size() && inputOf[at] >= 0) factors.addends.push_back(inputOf[at]);
+  for (const auto& [terms, inputs] :
+       {std::pair{&parsed->addends, &factors.addends}, {&parsed->unread, &factors.unread}}) {
+    for (const int term : *terms) {
+      const auto at = static_cast<std::size_t>(term);
+      if (at < inputOf.size() && inputOf[at] >= 0) inputs->push_back(inputOf[at]);
+    }
   }
   for (const Parsed::Size& size : parsed->sizes) {
     const auto output = static_cast<std::size_t>(size.output);

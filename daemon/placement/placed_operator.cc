@@ -17,6 +17,9 @@
 namespace dtorch {
 namespace {
 
+// Of a Partial result: it may be added up together with others, and need not be waited for now.
+constexpr double kLaterShare = 0.75;
+
 // More ways than these are not compared: a program of three mesh dimensions has some hundreds. The first is all
 // Replicate.
 constexpr std::size_t kMaxCandidates = 4096;
@@ -232,7 +235,9 @@ absl::Status checkBounds(const Factors& factors, const RuleCall& call) {
       for (const int input : set) fits = fits && inRange(input, call.inputs.size());
     }
   }
-  for (const int input : factors.addends) fits = fits && inRange(input, call.inputs.size());
+  for (const auto* inputs : {&factors.addends, &factors.unread}) {
+    for (const int input : *inputs) fits = fits && inRange(input, call.inputs.size());
+  }
   return fits ? absl::OkStatus() : absl::UnimplementedError("its placement rule is not for such a call");
 }
 
@@ -410,25 +415,48 @@ absl::StatusOr<Candidate> OperatorRule::match() const {
   return candidate;
 }
 
-const OperatorRule::Move& OperatorRule::moveOf(const TensorLayout& layout, const Placements& to) const {
-  const auto [it, isNew] = moves_.try_emplace({&layout, to});
-  if (!isNew) return it->second;
-  Move& move = it->second;
-  // Nobody gains by spreading a value into parts only to add them up again.
-  if (std::any_of(to.begin(), to.end(), [&](const Placement& placement) {
-        return placement.isPartial() &&
-               std::find(layout.placements.begin(), layout.placements.end(), placement) == layout.placements.end();
-      })) {
-    return move;
-  }
-  const auto steps = planConversion(layout.meta.shape, mesh_->mesh, layout.placements, to);
-  move.possible = steps.ok();
-  if (!steps.ok()) return move;
+absl::StatusOr<Redistribution> Redistribution::plan(std::uint32_t input, const TensorMeta& meta, const DeviceMesh& mesh,
+                                                    const Placements& from, const Placements& to) {
+  const absl::StatusOr<std::vector<ConversionStep>> steps = planConversion(meta.shape, mesh, from, to);
+  if (!steps.ok()) return steps.status();
+  Redistribution moved{input, from, to, 0, {}};
   for (const ConversionStep& step : *steps) {
-    move.bytes += step.received * static_cast<double>(elementSize(layout.meta.dtype));
-    move.collectives += step.communicates() ? 1 : 0;
+    moved.bytes += step.received * static_cast<double>(elementSize(meta.dtype));
+    if (step.communicates()) moved.collectives.push_back(step.collective());
   }
-  return move;
+  return moved;
+}
+
+Redistribution Redistribution::of(std::uint32_t input, const TensorMeta& meta, const DeviceMesh& mesh,
+                                  const Placements& from, const Placements& to) {
+  return plan(input, meta, mesh, from, to).value_or(Redistribution{input, from, to, 0, {}});
+}
+
+const absl::StatusOr<Redistribution>& OperatorRule::moveOf(const TensorLayout& layout, const Placements& to) const {
+  auto it = moves_.find({&layout, to});
+  if (it == moves_.end()) {
+    it =
+        moves_.emplace(std::pair{&layout, to}, Redistribution::plan(0, layout.meta, mesh_->mesh, layout.placements, to))
+            .first;
+  }
+  return it->second;
+}
+
+bool OperatorRule::spreadsInVain(const RuleElement& element, const std::vector<const Signature*>& rows,
+                                 std::size_t input) const {
+  const TensorLayout& layout = *inputs_[element.inputs[input]];
+  for (std::size_t m = 0; m < rows.size(); ++m) {
+    const Placement& to = rows[m]->inputs[input];
+    if (!to.isPartial() || layout.placements[m] == to) continue;
+    bool otherMustBe = false;
+    for (std::size_t other = 0; other < element.inputs.size(); ++other) {
+      const Placement& beside = rows[m]->inputs[other];
+      const bool isAlready = beside == to && inputs_[element.inputs[other]]->placements[m] == to;
+      otherMustBe = otherMustBe || (other != input && (beside.isShard() || isAlready));
+    }
+    if (!otherMustBe) return true;
+  }
+  return false;
 }
 
 std::vector<Candidate> OperatorRule::candidates(std::size_t e) const {
@@ -456,18 +484,21 @@ std::vector<Candidate> OperatorRule::candidates(std::size_t e) const {
         if (!rows[m]->outputs[o].isPartial()) continue;
         const auto ranks = static_cast<double>(mesh_->mesh.shape()[m]);
         const auto bytes = static_cast<double>(element.call.outputs[o]->bytes());
-        candidate.cost += transferSeconds(bytes * (ranks - 1) / ranks, 1);
+        candidate.cost += kLaterShare * transferSeconds(bytes * (ranks - 1) / ranks, 1);
       }
     }
     for (std::size_t i = 0; possible && i < element.inputs.size(); ++i) {
       const TensorLayout& layout = *inputs_[element.inputs[i]];
       const Placements to = inputPlacements(rows, i);
       if (to == layout.placements) continue;
-      const Move* move = written_[element.inputs[i]] ? nullptr : &moveOf(layout, to);
-      possible = move != nullptr && move->possible;
+      possible = !written_[element.inputs[i]] && !spreadsInVain(element, rows, i);
       if (!possible) break;
-      candidate.redistributions.push_back({element.inputs[i], layout.placements, to, move->bytes, move->collectives});
-      candidate.cost += transferSeconds(move->bytes, move->collectives);
+      const absl::StatusOr<Redistribution>& move = moveOf(layout, to);
+      possible = move.ok();
+      if (!possible) break;
+      candidate.redistributions.push_back(*move);
+      candidate.redistributions.back().input = element.inputs[i];
+      candidate.cost += transferSeconds(move->bytes, static_cast<int>(move->collectives.size()));
     }
     // What is written must be where the result comes: it is not moved.
     for (const auto& [output, input] : element.written) {

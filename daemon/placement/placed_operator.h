@@ -39,8 +39,15 @@ struct Redistribution {
   std::uint32_t input = 0;
   Placements from;
   Placements to;
-  double bytes = 0;  // that a rank receives
-  int collectives = 0;
+  double bytes = 0;                      // that a rank receives
+  std::vector<const char*> collectives;  // names, in their order
+
+  /// Of a tensor of this metadata. As planConversion() fails.
+  static absl::StatusOr<Redistribution> plan(std::uint32_t input, const TensorMeta& meta, const DeviceMesh& mesh,
+                                             const Placements& from, const Placements& to);
+  /// Likewise; one that cannot be moved so moves no bytes, and the workers say why.
+  static Redistribution of(std::uint32_t input, const TensorMeta& meta, const DeviceMesh& mesh, const Placements& from,
+                           const Placements& to);
 };
 
 /// A way to place the tensors of a call.
@@ -76,21 +83,19 @@ class OperatorRule {
   /// OK, or why the tensors of `element` cannot be split as `rows` say on this mesh.
   absl::Status check(const RuledElement& element, const std::vector<const Signature*>& rows) const;
 
-  struct Move {
-    bool possible = false;
-    double bytes = 0;
-    int collectives = 0;
-  };
   /// Whether what is best for the one is best for the other: rows, moves and costs are the same.
   bool isLike(const RuleElement& element, const RuleElement& other) const;
+  /// Whether moving an input to where `rows` have it spreads a value into summands only to add them up again: nothing
+  /// else in those rows makes it worth that.
+  bool spreadsInVain(const RuleElement& element, const std::vector<const Signature*>& rows, std::size_t input) const;
   /// What it takes to bring a tensor of this layout to placements `to`. Most tensors of a long list are alike.
-  const Move& moveOf(const TensorLayout& layout, const Placements& to) const;
+  const absl::StatusOr<Redistribution>& moveOf(const TensorLayout& layout, const Placements& to) const;
 
   absl::Span<const TensorLayout* const> inputs_;
   const PlacedMesh* mesh_ = nullptr;
   std::vector<bool> written_;  // which inputs are, and are never moved
   std::vector<RuledElement> elements_;
-  mutable absl::node_hash_map<std::pair<const TensorLayout*, Placements>, Move> moves_;
+  mutable absl::node_hash_map<std::pair<const TensorLayout*, Placements>, absl::StatusOr<Redistribution>> moves_;
 };
 
 }  // namespace dtorch

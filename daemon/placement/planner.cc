@@ -59,16 +59,46 @@ std::vector<OutputMeta> ofMutated(const OperatorTemplate& op, absl::Span<const T
   return outputs;
 }
 
-// A view of a tensor that has been moved would be one of another tensor: what is written through it would be lost.
-absl::Status checkViews(const std::vector<int>& aliases, const std::vector<Redistribution>& redistributions) {
-  const absl::flat_hash_set<int> viewed(aliases.begin(), aliases.end());
-  for (const Redistribution& moved : redistributions) {
-    if (!viewed.contains(static_cast<int>(moved.input))) continue;
-    return absl::UnimplementedError(absl::StrCat("its result is a view of input ", moved.input, ", which lies as ",
-                                                 toString(moved.from),
-                                                 ": redistribute it first, or call the form that copies"));
+// Views of tensors that are moved are of what was moved: they share no memory with the call's input.
+void cutViews(const std::vector<Redistribution>& redistributions, std::vector<int>* aliases,
+              std::vector<CopiedView>* copied) {
+  for (std::uint32_t o = 0; o < aliases->size(); ++o) {
+    const int input = (*aliases)[o];
+    const bool isMoved = std::any_of(redistributions.begin(), redistributions.end(), [&](const Redistribution& moved) {
+      return static_cast<int>(moved.input) == input;
+    });
+    if (input < 0 || !isMoved) continue;
+    copied->push_back({o, static_cast<std::uint32_t>(input)});
+    (*aliases)[o] = -1;
   }
-  return absl::OkStatus();
+}
+
+// Whether its elements lie without a gap, but not in row-major order.
+bool isPermuted(const TensorMeta& meta) {
+  if (meta.numel() == 0 || meta.strides.size() != meta.shape.size()) return false;
+  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride, extent
+  for (std::size_t d = 0; d < meta.shape.size(); ++d) {
+    if (meta.shape[d] != 1) dims.emplace_back(meta.strides[d], meta.shape[d]);
+  }
+  const bool inOrder = std::is_sorted(dims.rbegin(), dims.rend());
+  std::sort(dims.begin(), dims.end());
+  std::int64_t next = 1;
+  for (const auto& [stride, extent] : dims) {
+    if (stride != next) return false;
+    next *= extent;
+  }
+  return !inOrder;
+}
+
+const char* nameOf(MoveFor purpose) {
+  switch (purpose) {
+    case MoveFor::kRedistribute:
+      return "redistribute";
+    case MoveFor::kGet:
+      return "get";
+    default:
+      return "gradient";
+  }
 }
 
 // `value` with the tensors' numbers replaced by their slots.
@@ -80,17 +110,6 @@ Value renumbered(const Value& value, const std::vector<std::uint32_t>& slots) {
     if (index) index = slots[*index];
   }
   return *std::move(list);
-}
-
-Redistribution redistributionOf(std::uint32_t input, const TensorLayout& layout, const Placements& to) {
-  Redistribution moved{input, layout.placements, to, 0, 0};
-  const auto steps = planConversion(layout.meta.shape, layout.mesh->mesh, layout.placements, to);
-  if (!steps.ok()) return moved;  // the workers say why
-  for (const ConversionStep& step : *steps) {
-    moved.bytes += step.received * static_cast<double>(elementSize(layout.meta.dtype));
-    moved.collectives += step.communicates() ? 1 : 0;
-  }
-  return moved;
 }
 
 absl::Status checkMeshes(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs) {
@@ -281,7 +300,7 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::make(const OperatorTem
     std::unique_ptr<PlannedOperator> plan = start(mesh, inputs.size(), op.name);
     absl::StatusOr<std::vector<Value>> arguments = replicated(plan.get(), op, inputs);
     if (!arguments.ok()) return arguments.status();
-    if (absl::Status views = checkViews(aliases, plan->redistributions); !views.ok()) return views;
+    cutViews(plan->redistributions, &aliases, &plan->copiedViews);
     addKernel(plan.get(), op, *arguments, op.outputs);
     addOutputs(plan.get(), *outputs, everywhere, aliases);
     return plan;
@@ -326,20 +345,22 @@ absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::makeFactory(const Oper
   addKernel(plan.get(), op, arguments, op.outputs);
   const Placements made = inPlace ? *wanted : allReplicate(meshDims);
   for (std::uint32_t o = 0; o < op.outputs; ++o) {
-    const std::uint32_t slot = made == *wanted ? o : addConversion(plan.get(), o, outputs[o].shape, made, *wanted);
+    const std::uint32_t slot = made == *wanted ? o : addMove(plan.get(), o, outputs[o], made, *wanted);
     addOutput(plan.get(), slot, {outputs[o], op.mesh, *wanted}, -1);
   }
   return plan;
 }
 
-absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::makeRuled(
-    const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, const std::vector<TensorMeta>& outputs,
-    const std::vector<int>& aliases, const OperatorRule& rule, const Candidate& candidate) {
+absl::StatusOr<std::unique_ptr<PlannedOperator>> Planner::makeRuled(const OperatorTemplate& op,
+                                                                    absl::Span<const TensorLayout* const> inputs,
+                                                                    const std::vector<TensorMeta>& outputs,
+                                                                    std::vector<int> aliases, const OperatorRule& rule,
+                                                                    const Candidate& candidate) {
   const PlacedMesh* mesh = meshOf(op, inputs);
   std::unique_ptr<PlannedOperator> plan = start(mesh, inputs.size(), op.name);
   std::vector<std::uint32_t> slots(inputs.size());
   for (std::uint32_t i = 0; i < slots.size(); ++i) slots[i] = i;
-  if (absl::Status views = checkViews(aliases, candidate.redistributions); !views.ok()) return views;
+  cutViews(candidate.redistributions, &aliases, &plan->copiedViews);
   redistribute(plan.get(), inputs, candidate.redistributions, &slots);
 
   std::vector<Placements> placed(outputs.size(), allReplicate(mesh->mesh.dims()));
@@ -433,10 +454,9 @@ absl::StatusOr<std::vector<std::uint32_t>> Planner::addProgram(PlannedOperator* 
     if (step.op.empty()) {
       const std::uint32_t from = step.arguments.positional[0].as<TensorArg>()->index;
       // Its row may not shard what the program is for on any mesh dimension where it would change something.
-      slots.push_back(placements[from] == placements[first]
-                          ? slots[from]
-                          : addConversion(plan, slots[from], program.tensors[from].meta.shape, placements[from],
-                                          placements[first]));
+      slots.push_back(placements[from] == placements[first] ? slots[from]
+                                                            : addMove(plan, slots[from], program.tensors[from].meta,
+                                                                      placements[from], placements[first]));
       continue;
     }
     absl::StatusOr<c10::OperatorHandle> op = findOperator(step.op);
@@ -466,9 +486,30 @@ absl::StatusOr<std::vector<std::uint32_t>> Planner::addProgram(PlannedOperator* 
 void Planner::redistribute(PlannedOperator* plan, absl::Span<const TensorLayout* const> inputs,
                            std::vector<Redistribution> redistributions, std::vector<std::uint32_t>* slots) {
   for (const Redistribution& moved : redistributions) {
-    (*slots)[moved.input] = addConversion(plan, moved.input, inputs[moved.input]->meta.shape, moved.from, moved.to);
+    const TensorMeta& meta = inputs[moved.input]->meta;
+    std::uint32_t& slot = (*slots)[moved.input];
+    slot = addConversion(plan, moved.input, meta.shape, moved.from, moved.to);
+    // What kernels draw, and the strides of what they return, go by those of their inputs.
+    if (isAllReplicate(moved.to) && isPermuted(meta)) slot = addStrides(plan, slot, meta);
   }
   plan->redistributions = std::move(redistributions);
+}
+
+std::uint32_t Planner::addStrides(PlannedOperator* plan, std::uint32_t slot, const TensorMeta& meta) {
+  v1::KernelStep* made = plan->wire.add_steps()->mutable_kernel();
+  made->set_operator_name("aten::empty_strided");
+  made->set_outputs(1);
+  for (const Value& argument : {Value(meta.shape), Value(meta.strides), Value(meta.dtype), Value(), Value(), Value()}) {
+    toWire(argument, made->add_arguments());
+  }
+  const std::uint32_t strided = plan->slots++;
+  v1::KernelStep* copy = plan->wire.add_steps()->mutable_kernel();
+  copy->set_operator_name("aten::copy_");
+  copy->set_outputs(1);
+  for (const Value& argument : {Value(TensorArg{strided}), Value(TensorArg{slot}), Value(false)}) {
+    toWire(argument, copy->add_arguments());
+  }
+  return plan->slots++;
 }
 
 absl::StatusOr<std::vector<Value>> Planner::replicated(PlannedOperator* plan, const OperatorTemplate& op,
@@ -484,7 +525,8 @@ absl::StatusOr<std::vector<Value>> Planner::replicated(PlannedOperator* plan, co
                                                    ": it writes to a tensor that it could only write to if that were "
                                                    "Replicate; redistribute it first"));
     }
-    redistributions.push_back(redistributionOf(i, *inputs[i], everywhere));
+    redistributions.push_back(
+        Redistribution::of(i, inputs[i]->meta, inputs[i]->mesh->mesh, inputs[i]->placements, everywhere));
   }
   redistribute(plan, inputs, std::move(redistributions), &slots);
   std::vector<Value> arguments;
@@ -523,6 +565,13 @@ std::uint32_t Planner::addKernel(PlannedOperator* plan, const OperatorTemplate& 
   return plan->slots - results;
 }
 
+std::uint32_t Planner::addMove(PlannedOperator* plan, std::uint32_t slot, const TensorMeta& meta,
+                               const Placements& from, const Placements& to) {
+  Redistribution moved = Redistribution::of(slot, meta, plan->mesh->mesh, from, to);
+  if (!moved.collectives.empty()) plan->innerMoves.push_back(std::move(moved));
+  return addConversion(plan, slot, meta.shape, from, to);
+}
+
 std::uint32_t Planner::addConversion(PlannedOperator* plan, std::uint32_t slot, const std::vector<std::int64_t>& shape,
                                      const Placements& from, const Placements& to) {
   v1::ConvertStep* convert = plan->wire.add_steps()->mutable_convert();
@@ -552,24 +601,26 @@ void Planner::learn(const OperatorTemplate& op, absl::Span<const TensorLayout* c
   plans_[keyOf(op, inputs, rules, implicit)] = {absl::OkStatus(), *std::move(made)};
 }
 
-absl::StatusOr<PlannedOperator*> Planner::planRedistribute(const TensorLayout* input, const Placements& to) {
-  RedistributeKey key{input, to};
+absl::StatusOr<PlannedOperator*> Planner::planMove(const TensorLayout* input, const Placements& to, MoveFor purpose) {
+  RedistributeKey key{input, to, purpose};
   if (const auto it = conversions_.find(key); it != conversions_.end()) return it->second.get();
   if (absl::Status reducible = checkReducible(to, input->meta.dtype); !reducible.ok()) return reducible;
-  std::unique_ptr<PlannedOperator> plan = start(input->mesh, 1, "redistribute");
-  if (input->placements == to) {
-    // A tensor of its own, as any other redistribution gives.
-    v1::KernelStep* clone = plan->wire.add_steps()->mutable_kernel();
-    clone->set_operator_name("aten::clone");
-    clone->set_outputs(1);
-    toWire(Value(TensorArg{0}), clone->add_arguments());
-    toWire(Value(MemoryFormat::kContiguous), clone->add_arguments());
+  std::unique_ptr<PlannedOperator> plan = start(input->mesh, 1, nameOf(purpose));
+  TensorMeta meta = input->meta;
+  const bool stays = input->placements == to;
+  const bool shares = purpose == MoveFor::kOwnGradient && stays && meta.strides == contiguousStrides(meta.shape);
+  if (stays) {
+    v1::KernelStep* kernel = plan->wire.add_steps()->mutable_kernel();
+    kernel->set_operator_name(shares ? "aten::alias" : "aten::clone");
+    kernel->set_outputs(1);
+    toWire(Value(TensorArg{0}), kernel->add_arguments());
+    if (!shares) toWire(Value(MemoryFormat::kContiguous), kernel->add_arguments());
   } else {
     addConversion(plan.get(), 0, input->meta.shape, input->placements, to);
+    plan->redistributions.push_back(Redistribution::of(0, meta, input->mesh->mesh, input->placements, to));
   }
-  TensorMeta meta = input->meta;
-  meta.strides = contiguousStrides(meta.shape);
-  addOutput(plan.get(), 1, {std::move(meta), input->mesh, to}, -1);
+  if (!shares) meta.strides = contiguousStrides(meta.shape);
+  addOutput(plan.get(), 1, {std::move(meta), input->mesh, to}, shares ? 0 : -1);
   std::unique_ptr<PlannedOperator>& kept = conversions_[key];
   kept = std::move(plan);
   return kept.get();

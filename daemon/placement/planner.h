@@ -19,14 +19,26 @@
 
 namespace dtorch {
 
+/// What a tensor is moved for, by which logs name it. One that lies right already is copied; a gradient that nobody
+/// else has, and that is contiguous, is shared.
+enum class MoveFor : std::uint8_t { kRedistribute, kGradient, kOwnGradient, kGet };
+
+/// An output that PyTorch has as a view of an input, and that is one of a copy here.
+struct CopiedView {
+  std::uint32_t output = 0;
+  std::uint32_t input = 0;
+};
+
 /// What the workers do for one operator on inputs of known layouts; sent to them once, then named by its id.
 struct PlannedOperator {
   PlanId id = 0;
   const PlacedMesh* mesh = nullptr;
   std::vector<const TensorLayout*> outputs;
   bool unknownOutputs = false;                  // the first rank reports them: `outputs` is empty
-  std::vector<Redistribution> redistributions;  // that it makes of its own accord (implicit mode)
-  std::uint32_t slots = 0;                      // of inputs and steps
+  std::vector<Redistribution> redistributions;  // of its inputs
+  std::vector<Redistribution> innerMoves;       // collectives by which the operator itself works; inputs are slots
+  std::vector<CopiedView> copiedViews;
+  std::uint32_t slots = 0;  // of inputs and steps
   v1::Plan wire;
   bool published = false;  // set by whoever publishes it
 };
@@ -57,7 +69,7 @@ class Planner {
   void learn(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, const RuleBook& rules,
              bool implicit, std::vector<OutputMeta> outputs);
   /// A conversion of one tensor. `to` is normalised.
-  absl::StatusOr<PlannedOperator*> planRedistribute(const TensorLayout* input, const Placements& to);
+  absl::StatusOr<PlannedOperator*> planMove(const TensorLayout* input, const Placements& to, MoveFor purpose);
   /// `rules` have changed, or are about to go: what was planned by them is planned anew.
   void rulesChanged(const RuleBook& rules);
   std::size_t size() const { return plans_.size() + asked_.size() + conversions_.size(); }
@@ -71,10 +83,11 @@ class Planner {
   struct RedistributeKey {
     const TensorLayout* input;
     Placements to;
+    MoveFor purpose;
     friend bool operator==(const RedistributeKey&, const RedistributeKey&) = default;
     template <typename H>
     friend H AbslHashValue(H h, const RedistributeKey& k) {
-      return H::combine(std::move(h), k.input, k.to);
+      return H::combine(std::move(h), k.input, k.to, k.purpose);
     }
   };
 
@@ -106,7 +119,7 @@ class Planner {
   absl::StatusOr<std::unique_ptr<PlannedOperator>> makeRuled(const OperatorTemplate& op,
                                                              absl::Span<const TensorLayout* const> inputs,
                                                              const std::vector<TensorMeta>& outputs,
-                                                             const std::vector<int>& aliases, const OperatorRule& rule,
+                                                             std::vector<int> aliases, const OperatorRule& rule,
                                                              const Candidate& candidate);
   absl::StatusOr<std::unique_ptr<PlannedOperator>> makeUnknown(const OperatorTemplate& op,
                                                                absl::Span<const TensorLayout* const> inputs,
@@ -123,6 +136,8 @@ class Planner {
                                                const std::vector<std::uint32_t>& slots);
   static void redistribute(PlannedOperator* plan, absl::Span<const TensorLayout* const> inputs,
                            std::vector<Redistribution> redistributions, std::vector<std::uint32_t>* slots);
+  /// A tensor of its strides, too; its slot.
+  static std::uint32_t addStrides(PlannedOperator* plan, std::uint32_t slot, const TensorMeta& meta);
   /// The arguments, after steps that make all inputs Replicate.
   static absl::StatusOr<std::vector<Value>> replicated(PlannedOperator* plan, const OperatorTemplate& op,
                                                        absl::Span<const TensorLayout* const> inputs);
@@ -132,6 +147,9 @@ class Planner {
   /// The slot of its result.
   static std::uint32_t addConversion(PlannedOperator* plan, std::uint32_t slot, const std::vector<std::int64_t>& shape,
                                      const Placements& from, const Placements& to);
+  /// Likewise, as a part of how the operator works.
+  static std::uint32_t addMove(PlannedOperator* plan, std::uint32_t slot, const TensorMeta& meta,
+                               const Placements& from, const Placements& to);
   void addOutputs(PlannedOperator* plan, const std::vector<TensorMeta>& outputs, const std::vector<Placements>& placed,
                   const std::vector<int>& aliases);
   std::unique_ptr<PlannedOperator> start(const PlacedMesh* mesh, std::size_t inputs, const std::string& name);

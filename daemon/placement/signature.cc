@@ -103,6 +103,13 @@ std::vector<Signature> signaturesOf(const Factors& factors) {
   for (const std::vector<int>& set : factors.moved) {
     for (const ReduceOp op : kAllReduceOps) addUnlessPresent(partial(factors, set, op), &all);
   }
+  for (const int input : factors.unread) {
+    for (const ReduceOp op : kAllReduceOps) {
+      Signature signature = replicate(factors);
+      signature.inputs[static_cast<std::size_t>(input)] = Placement::partial(op);
+      addUnlessPresent(std::move(signature), &all);
+    }
+  }
   return all;
 }
 

@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/placement/rule.h"
+#include "daemon/session/common_mesh.h"
 #include "proto/codec.h"
 #include "proto/version.h"
 
@@ -185,7 +186,7 @@ bool ClientSession::run(const v1::Command& command) {
       protocolError(definitions_.define(command.define_mesh()));
       return true;
     case v1::Command::kPut:
-      return put(command.put(), command.site());
+      return put(command);
     case v1::Command::kPutChunk:
       return putChunk(command.put_chunk());
     case v1::Command::kRedistribute:
@@ -208,6 +209,7 @@ bool ClientSession::run(const v1::Command& command) {
       return true;
     case v1::Command::kListRedistributions:
       sendJson(command.list_redistributions().future(), redistributions_.list());
+      if (command.list_redistributions().forget()) redistributions_.forget();
       return true;
     case v1::Command::kSynchronize:
       return synchronize(command.synchronize());
@@ -295,7 +297,7 @@ void ClientSession::failAwaited(const OperandFailurePtr& failure) {
 }
 
 void ClientSession::operatorFailed(Rank rank, const v1::OperatorFailed& failed) {
-  // An upload is no operator: its failures are told apart by the operand.
+  // Failures of uploads come without an operator: they are told apart by the operand.
   const OperatorNumber root = failed.root() != 0              ? failed.root()
                               : failed.operator_number() != 0 ? failed.operator_number()
                               : failed.operands_size() > 0    ? failed.operands(0)
@@ -318,6 +320,7 @@ OperandFailurePtr ClientSession::failureOf(const FutureTable::Fetched& fetched, 
 void ClientSession::addUsed(absl::flat_hash_set<const TensorLayout*>& layouts,
                             absl::flat_hash_set<const PlacedMesh*>& meshes) const {
   tensors_.addUsed(layouts);
+  if (awaited_) layouts.insert(awaited_->inputs.begin(), awaited_->inputs.end());
   definitions_.addUsed(meshes);
 }
 
@@ -344,21 +347,26 @@ OperandId ClientSession::publish(PlannedOperator* plan, absl::Span<const Operand
   run->set_site(site);
   if (validate_) run->set_validate(true);
   ++operators_;
-  services_->graph.retire(group, executor->oldestInFlight(group));
+  redistributions_.add(*plan, site, definitions_);
   absl::InlinedVector<OperandId, 1> writtenOperands;
   for (const std::uint32_t input : written) writtenOperands.push_back(inputs[input]);
-  services_->graph.add({*number,
-                        id_,
-                        group,
-                        {},
-                        site,
-                        std::chrono::steady_clock::now(),
-                        {inputs.begin(), inputs.end()},
-                        std::move(writtenOperands),
-                        first,
-                        static_cast<std::uint32_t>(plan->wire.outputs_size())},
-                       plan->wire.name());
+  addToGraph({*number,
+              id_,
+              group,
+              {},
+              site,
+              std::chrono::steady_clock::now(),
+              {inputs.begin(), inputs.end()},
+              std::move(writtenOperands),
+              first,
+              static_cast<std::uint32_t>(plan->wire.outputs_size())},
+             plan->wire.name());
   return first;
+}
+
+void ClientSession::addToGraph(GraphOperator op, absl::string_view name) {
+  services_->graph.retire(op.group, services_->executor->oldestInFlight(op.group));
+  services_->graph.add(std::move(op), name);
 }
 
 void ClientSession::refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure) {
@@ -378,6 +386,13 @@ void ClientSession::refuse(const v1::Command& command, const OperatorTemplate& o
 
 absl::Status ClientSession::checkWritten(const OperatorTemplate& op, const v1::Command& command,
                                          absl::Span<const TensorLayout* const> layouts) const {
+  for (const std::uint32_t written : op.written) {
+    const OperandMemory* memory = tensors_.find(command.inputs(static_cast<int>(written)))->memory.get();
+    if (memory == nullptr || memory->viewed == nullptr) continue;
+    return absl::UnimplementedError(
+        "it writes to a view of a tensor that lies where it cannot be viewed so, and was copied for it: write to the "
+        "tensor itself, or redistribute it before the view is made");
+  }
   if (op.written.empty() || std::all_of(layouts.begin(), layouts.end(), [](const TensorLayout* layout) {
         return isAllReplicate(layout->placements);
       })) {
@@ -421,7 +436,8 @@ bool ClientSession::runCall(const v1::Command& command) {
     refuse(command, op, cancelled_);
     return true;
   }
-  if (absl::Status late = checkTimeLimit(command); !late.ok()) return refuseFor(std::move(late));
+  const TimeLimit limit = timeLimit(command);
+  if (absl::Status late = checkTime(limit); !late.ok()) return refuseFor(std::move(late));
   if (!op.refusal.ok()) return refuseFor(op.refusal);
   if (static_cast<std::uint32_t>(command.inputs_size()) != op.inputs) {
     return refuseFor(absl::InvalidArgumentError(
@@ -441,21 +457,30 @@ bool ClientSession::runCall(const v1::Command& command) {
     operands.push_back(operand->id);
   }
   if (absl::Status apart = checkWritten(op, command, layouts); !apart.ok()) return refuseFor(std::move(apart));
+  if (command.implicit()) toCommonMesh(absl::MakeSpan(layouts), op.written, services_->layouts);
   absl::StatusOr<PlannedOperator*> plan = services_->planner->plan(op, layouts, rules_, command.implicit());
   if (!plan.ok()) return refuseFor(plan.status());
-  if (*plan == nullptr) return waitWithin(command);
+  if (*plan == nullptr) return waitWithin(limit);
   const GroupId group = (*plan)->mesh->group;
-  if (!canAppend(group)) return waitWithin(command);
+  if (!canAppend(group)) return waitWithin(limit);
   if (const absl::Status& error = services_->executor->error(group); !error.ok()) return refuseFor(error);
   if (absl::Status quota = tensors_.checkQuota((*plan)->outputs); !quota.ok()) return refuseFor(std::move(quota));
-  if (!(*plan)->redistributions.empty()) {
-    redistributions_.add(op.name, definitions_.site(command.site()), (*plan)->redistributions);
-  }
   OperatorNumber number = 0;
   const OperandId first = publish(*plan, operands, command.site(), &number, op.written);
-  if (command.timeout_ms() > 0) limitTime(command, number);
+  limitTime(limit, number, command.site());
   for (const std::uint32_t input : op.written) {
-    tensors_.addWriter(number, group, tensors_.memoryOf(command.inputs(static_cast<int>(input))), *services_->executor);
+    const std::shared_ptr<OperandMemory> memory = tensors_.memoryOf(command.inputs(static_cast<int>(input)));
+    if (TensorTable::hasCopiedViews(*memory)) {
+      // Nobody need be told of a view that is not read any more.
+      TensorTable::loseCopiedViews(
+          *memory,
+          std::make_shared<OperandFailure>(OperandFailure{
+              absl::FailedPreconditionError(
+                  "it writes to a tensor of which this was a view, and had to be a copy, as the tensor lies where "
+                  "it cannot be viewed so: redistribute it before the view is made"),
+              op.name, -1, definitions_.site(command.site()), true}));
+    }
+    tensors_.addWriter(number, group, memory, *services_->executor);
   }
   if ((*plan)->unknownOutputs) {
     awaited_ = {number,
@@ -474,6 +499,10 @@ bool ClientSession::runCall(const v1::Command& command) {
     tensors_.add(command.first_output() + o, {first + o, (*plan)->outputs[o], nullptr,
                                               alias < 0 ? nullptr : tensors_.memoryOf(command.inputs(alias))});
   }
+  for (const CopiedView& view : (*plan)->copiedViews) {
+    tensors_.setMemory(command.first_output() + view.output,
+                       tensors_.copyViewOf(command.inputs(static_cast<int>(view.input))));
+  }
   return true;
 }
 
@@ -488,33 +517,65 @@ bool ClientSession::redistribute(const v1::Command& command) {
   if (isCancelling()) return refuseFor(cancelled_);
   if (operand == nullptr) return refuseFor(unknownTensor(wanted.tensor(), "redistribute", command.site()));
   if (operand->failure() != nullptr) return refuseFor(operand->failure());
-  if (absl::Status late = checkTimeLimit(command); !late.ok()) {
+  const TimeLimit limit = timeLimit(command);
+  if (absl::Status late = checkTime(limit); !late.ok()) {
     return refuseFor(fail(std::move(late), "redistribute", command.site()));
   }
   const TensorLayout* layout = operand->layout;
   const GroupId group = layout->mesh->group;
   absl::StatusOr<Placements> to = fromWire(wanted.placements());
+  if (wanted.gradient_of() != 0) {
+    const SessionTensor* of = tensors_.find(wanted.gradient_of());
+    if (of != nullptr && of->failure() != nullptr) return refuseFor(of->failure());
+    to = placementsOfGradient(*layout, wanted.gradient_of());
+  }
   if (to.ok()) to = normalize(*std::move(to), layout->mesh->mesh.dims(), static_cast<int>(layout->meta.shape.size()));
   if (!to.ok()) return refuseFor(fail(to.status(), "redistribute", command.site()));
-  absl::StatusOr<PlannedOperator*> plan = services_->planner->planRedistribute(layout, *to);
-  if (!canAppend(group)) return waitWithin(command);
+  absl::StatusOr<PlannedOperator*> plan =
+      services_->planner->planMove(layout, *to,
+                                   wanted.gradient_of() == 0 ? MoveFor::kRedistribute
+                                   : wanted.share()          ? MoveFor::kOwnGradient
+                                                             : MoveFor::kGradient);
+  if (!canAppend(group)) return waitWithin(limit);
   absl::Status status = plan.status();
   if (status.ok()) status = services_->executor->error(group);
   if (status.ok()) status = tensors_.checkQuota((*plan)->outputs);
   if (!status.ok()) return refuseFor(fail(std::move(status), "redistribute", command.site()));
   OperatorNumber number = 0;
   const OperandId output = publish(*plan, {&operand->id, 1}, command.site(), &number);
-  if (command.timeout_ms() > 0) limitTime(command, number);
-  tensors_.add(wanted.output(), {output, (*plan)->outputs[0], nullptr, nullptr});
+  limitTime(limit, number, command.site());
+  const bool shares = (*plan)->wire.output_aliases(0) >= 0;
+  tensors_.add(wanted.output(),
+               {output, (*plan)->outputs[0], nullptr, shares ? tensors_.memoryOf(wanted.tensor()) : nullptr});
   return true;
+}
+
+absl::StatusOr<Placements> ClientSession::placementsOfGradient(const TensorLayout& gradient, TensorId of) const {
+  const SessionTensor* tensor = tensors_.find(of);
+  if (tensor == nullptr || tensor->layout == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", of, ", whose gradient it is, is not there"));
+  }
+  if (tensor->layout->mesh != gradient.mesh) {
+    const Placements whole(static_cast<std::size_t>(gradient.mesh->mesh.dims()), Placement::replicate());
+    if (haveSameRanks(*tensor->layout->mesh, *gradient.mesh)) return whole;
+    return absl::InvalidArgumentError(absl::StrCat("a gradient on ", gradient.mesh->mesh.toString(), " of a tensor on ",
+                                                   tensor->layout->mesh->mesh.toString()));
+  }
+  Placements placements = tensor->layout->placements;
+  std::replace_if(
+      placements.begin(), placements.end(), [](const Placement& each) { return each.isPartial(); },
+      Placement::replicate());
+  return placements;
 }
 
 // --- values in ---
 
-bool ClientSession::put(const v1::Put& put, std::uint32_t site) {
+bool ClientSession::put(const v1::Command& command) {
+  const v1::Put& put = command.put();
   if (incoming_ == nullptr) {
-    incoming_ = std::make_unique<IncomingPut>(
-        put, site, put.has_segment() ? std::make_shared<PutLease>(channel_, put.tensor()) : nullptr);
+    incoming_ =
+        std::make_unique<IncomingPut>(put, command.site(), timeLimit(command),
+                                      put.has_segment() ? std::make_shared<PutLease>(channel_, put.tensor()) : nullptr);
     absl::StatusOr<TensorLayout> layout = checkPut(put, definitions_);
     absl::Status status = layout.status();
     // Only its own: what it names is opened with this user's rights.
@@ -527,7 +588,7 @@ bool ClientSession::put(const v1::Put& put, std::uint32_t site) {
       status = tensors_.checkQuota({});
       if (status.ok()) status = incoming_->open(put, interned);
     }
-    if (!status.ok()) incoming_->failure = fail(std::move(status), "put", site);
+    if (!status.ok()) incoming_->failure = fail(std::move(status), "put", command.site());
     receive(put.inline_bytes());
   } else if (!incoming_->waiting) {
     protocolError(absl::InvalidArgumentError(absl::StrCat(
@@ -564,11 +625,14 @@ bool ClientSession::finishPut() {
   IncomingPut& incoming = *incoming_;
   if (!incoming.complete() || !checkNew(incoming.tensor(), 1) || !checkNumbers(1)) return true;
   if (isCancelling()) incoming.failure = cancelled_;
+  if (absl::Status late = checkTime(incoming.timeLimit()); incoming.failure == nullptr && !late.ok()) {
+    incoming.failure = fail(std::move(late), "put", incoming.site());
+  }
   if (incoming.failure == nullptr) {
     const GroupId group = incoming.layout()->mesh->group;
     if (!canAppend(group)) {
       incoming.waiting = true;
-      return false;
+      return waitWithin(incoming.timeLimit());
     }
     if (const absl::Status& error = services_->executor->error(group); !error.ok()) {
       incoming.failure = fail(error, "put", incoming.site());
@@ -576,8 +640,12 @@ bool ClientSession::finishPut() {
       groups_.insert(group);
       const OperandId operand = nextOperand_++;
       v1::Upload upload = incoming.takeUpload(operand);
-      *services_->executor->appendCommand(group, incoming.totalBytes(), incoming.takeMemory())->mutable_upload() =
+      OperatorNumber number = 0;
+      *services_->executor->appendUpload(group, incoming.totalBytes(), incoming.takeMemory(), &number) =
           std::move(upload);
+      addToGraph({number, id_, group, {}, incoming.site(), std::chrono::steady_clock::now(), {}, {}, operand, 1},
+                 "put");
+      limitTime(incoming.timeLimit(), number, incoming.site());
       tensors_.add(incoming.tensor(), {operand, incoming.layout(), nullptr, nullptr});
     }
   }
@@ -615,7 +683,7 @@ bool ClientSession::get(const v1::Command& command) {
   PlannedOperator* plan = nullptr;
   if (status.ok() && gather) {
     absl::StatusOr<PlannedOperator*> planned =
-        services_->planner->planRedistribute(layout, allReplicate(deviceMesh.dims()));
+        services_->planner->planMove(layout, allReplicate(deviceMesh.dims()), MoveFor::kGet);
     status = planned.status();
     if (status.ok()) plan = *planned;
   }
@@ -679,6 +747,7 @@ bool ClientSession::explain(const v1::Command& command) {
     if (operand->failure() != nullptr) return answerWith(operand->failure());
     layouts.push_back(operand->layout);
   }
+  toCommonMesh(absl::MakeSpan(layouts), entry->op->written, services_->layouts);
   absl::StatusOr<std::optional<v1::Explanation>> explanation = services_->planner->explain(*entry->op, layouts, rules_);
   if (!explanation.ok()) return answerWith(fail(explanation.status(), entry->name, command.site()));
   if (!*explanation) return false;
@@ -847,7 +916,7 @@ v1::SessionStatus ClientSession::status() const {
   status.set_operators(operators_);
   status.set_failed(failures_.count());
   status.set_futures(services_->futures->pendingOf(id_) + fences_.size());
-  status.set_redistributions(redistributions_.count());
+  status.set_redistributions(redistributions_.implicit());
   return status;
 }
 

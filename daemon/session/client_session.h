@@ -74,7 +74,7 @@ class ClientSession {
   bool run(const v1::Command& command);
   bool runCall(const v1::Command& command);
   void hello(const v1::ClientHello& hello);
-  bool put(const v1::Put& put, std::uint32_t site);
+  bool put(const v1::Command& command);
   bool putChunk(const v1::PutChunk& chunk);
   bool finishPut();
   bool redistribute(const v1::Command& command);
@@ -98,12 +98,12 @@ class ClientSession {
   /// Ends these calls, in the order of their numbers, and what depends on them as far as it is in flight.
   /// `allBetween`: they are all that the session has in flight.
   void endCalls(const std::vector<EndingCall>& ending, bool allBetween);
-  /// DEADLINE_EXCEEDED once the call's time is over.
-  absl::Status checkTimeLimit(const v1::Command& command) const;
-  /// The call must wait, but not for longer than its time limit. False.
-  bool waitWithin(const v1::Command& command);
-  /// The call has been published as operator `number`.
-  void limitTime(const v1::Command& command, OperatorNumber number);
+  /// Of a command of the request that is read.
+  TimeLimit timeLimit(const v1::Command& command) const;
+  /// A command must wait, but not for longer than its time limit. False.
+  bool waitWithin(const TimeLimit& limit);
+  /// A command has been published as operator `number`.
+  void limitTime(const TimeLimit& limit, OperatorNumber number, std::uint32_t site);
   void forgetTimeLimits();
   /// Calls that are read now stand before a CancelCalls.
   bool isCancelling() const { return cancelWanted_ > cancelDone_; }
@@ -118,7 +118,7 @@ class ClientSession {
   /// Whether so many operands or fences can still be numbered; if not, the session ends.
   bool checkNumbers(std::size_t count);
   void receive(const std::string& data);
-  /// UNIMPLEMENTED: the ranks might not agree on whether the call reads what it writes.
+  /// UNIMPLEMENTED: the ranks might not agree on whether the call reads what it writes, or it writes to a copy.
   absl::Status checkWritten(const OperatorTemplate& op, const v1::Command& command,
                             absl::Span<const TensorLayout* const> layouts) const;
   /// The outputs of a call that was refused, and the tensors that it was to write to, get the failure.
@@ -128,9 +128,13 @@ class ClientSession {
   void failAwaited(const OperandFailurePtr& failure);
   OperandFailurePtr fail(absl::Status status, std::string operatorName, std::uint32_t site);
   OperandFailurePtr unknownTensor(TensorId tensor, const std::string& operatorName, std::uint32_t site);
-  /// The first of the new operands; `number` becomes the operator's.
+  /// Makes the plan's outputs of `inputs`. The first of the new operands; `number` becomes the operator's.
   OperandId publish(PlannedOperator* plan, absl::Span<const OperandId> inputs, std::uint32_t site,
                     OperatorNumber* number, absl::Span<const std::uint32_t> written = {});
+  /// Where the gradient of a tensor lies. INVALID_ARGUMENT.
+  absl::StatusOr<Placements> placementsOfGradient(const TensorLayout& gradient, TensorId of) const;
+  /// It has been published for this session now.
+  void addToGraph(GraphOperator op, absl::string_view name);
   /// Ends the session, unless `status` is OK.
   void protocolError(const absl::Status& status);
 

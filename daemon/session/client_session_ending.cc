@@ -12,11 +12,12 @@ absl::Status lateBy(std::uint32_t timeoutMs) {
   return absl::DeadlineExceededError(absl::StrCat("it was not done within ", timeoutMs, " ms, its time limit"));
 }
 
-std::chrono::milliseconds timeLimit(const v1::Command& command) {
-  return std::chrono::milliseconds(command.timeout_ms());
-}
-
 }  // namespace
+
+absl::Status checkTime(const TimeLimit& limit) {
+  if (limit.ms == 0 || std::chrono::steady_clock::now() <= limit.end) return absl::OkStatus();
+  return lateBy(limit.ms);
+}
 
 bool ClientSession::cancelCalls(std::uint64_t token, std::uint64_t serial) {
   if (token != cancelToken_ || serial <= cancelWanted_) return false;
@@ -48,28 +49,25 @@ void ClientSession::cancelInFlight() {
   for (const auto& each : synchronizes) FutureTable::sendError(channel_.get(), each->future, cancelled_.get());
 }
 
-absl::Status ClientSession::checkTimeLimit(const v1::Command& command) const {
-  if (command.timeout_ms() == 0 || std::chrono::steady_clock::now() <= arrived_ + timeLimit(command)) {
-    return absl::OkStatus();
-  }
-  return lateBy(command.timeout_ms());
+TimeLimit ClientSession::timeLimit(const v1::Command& command) const {
+  return {command.timeout_ms(), arrived_ + std::chrono::milliseconds(command.timeout_ms())};
 }
 
-bool ClientSession::waitWithin(const v1::Command& command) {
-  const auto deadline = arrived_ + timeLimit(command);
-  if (command.timeout_ms() == 0 || waitsUntil_ == deadline) return false;
-  waitsUntil_ = deadline;
+bool ClientSession::waitWithin(const TimeLimit& limit) {
+  if (limit.ms == 0 || waitsUntil_ == limit.end) return false;
+  waitsUntil_ = limit.end;
   hasTimeLimits_ = true;
-  services_->deadlines.emplace(deadline, CallDeadline{id_});
+  services_->deadlines.emplace(limit.end, CallDeadline{id_});
   return false;
 }
 
-void ClientSession::limitTime(const v1::Command& command, OperatorNumber number) {
+void ClientSession::limitTime(const TimeLimit& limit, OperatorNumber number, std::uint32_t site) {
+  if (limit.ms == 0) return;
   // Its frame ends with it: that it is done is known as soon as it is.
   services_->executor->flush();
   hasTimeLimits_ = true;
   CallDeadlines& deadlines = services_->deadlines;
-  deadlines.emplace(arrived_ + timeLimit(command), CallDeadline{id_, number, command.timeout_ms(), command.site()});
+  deadlines.emplace(limit.end, CallDeadline{id_, number, limit.ms, site});
   if (deadlines.size() < services_->sweepDeadlinesAt) return;
   LogicalGraph& graph = services_->graph;
   graph.retireAll([this](GroupId group) { return services_->executor->oldestInFlight(group); });

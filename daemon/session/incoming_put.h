@@ -6,6 +6,7 @@
 #include "core/ids.h"
 #include "daemon/graph/tensor_layout.h"
 #include "daemon/session/definitions.h"
+#include "daemon/session/time_limit.h"
 #include "dtorch/v1/client.pb.h"
 #include "dtorch/v1/worker.pb.h"
 #include "shm/segment.h"
@@ -22,9 +23,10 @@ absl::StatusOr<TensorLayout> checkPut(const v1::Put& put, const Definitions& def
 class IncomingPut {
  public:
   /// `lease` is let go when a segment of the client's has been read, or will not be.
-  IncomingPut(const v1::Put& put, std::uint32_t site, std::shared_ptr<const void> lease)
+  IncomingPut(const v1::Put& put, std::uint32_t site, TimeLimit timeLimit, std::shared_ptr<const void> lease)
       : tensor_(put.tensor()),
         site_(site),
+        timeLimit_(timeLimit),
         totalBytes_(put.total_bytes()),
         received_(put.has_segment() ? totalBytes_ : 0),
         memory_(std::move(lease)) {}
@@ -40,6 +42,7 @@ class IncomingPut {
 
   TensorId tensor() const { return tensor_; }
   std::uint32_t site() const { return site_; }
+  const TimeLimit& timeLimit() const { return timeLimit_; }
   std::uint64_t totalBytes() const { return totalBytes_; }
   /// Null: it was refused.
   const TensorLayout* layout() const { return layout_; }
@@ -53,6 +56,7 @@ class IncomingPut {
  private:
   const TensorId tensor_;
   const std::uint32_t site_;
+  const TimeLimit timeLimit_;
   const std::uint64_t totalBytes_;
   std::uint64_t received_;
   const TensorLayout* layout_ = nullptr;

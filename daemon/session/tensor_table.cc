@@ -93,12 +93,42 @@ std::shared_ptr<OperandMemory> TensorTable::memoryOf(TensorId tensor) {
   return operand.memory;
 }
 
+std::shared_ptr<OperandMemory> TensorTable::copyViewOf(TensorId tensor) {
+  std::shared_ptr<OperandMemory> viewed = memoryOf(tensor);
+  if (viewed->viewed != nullptr) viewed = viewed->viewed;
+  std::erase_if(viewed->copiedViews, [](const auto& view) { return view.expired(); });
+  auto view = std::make_shared<OperandMemory>();
+  viewed->copiedViews.push_back(view);
+  view->viewed = std::move(viewed);
+  return view;
+}
+
+bool TensorTable::hasCopiedViews(const OperandMemory& memory) {
+  return std::any_of(memory.copiedViews.begin(), memory.copiedViews.end(),
+                     [](const auto& view) { return !view.expired(); });
+}
+
 void TensorTable::failMemory(TensorId tensor, const OperandFailurePtr& failure) {
   const auto it = tensors_.find(tensor);
   if (it == tensors_.end()) return;
   SessionTensor& operand = it->second;
-  OperandFailurePtr& place = operand.memory == nullptr ? operand.error : operand.memory->failure;
-  if (place == nullptr) place = failure;
+  if (operand.memory != nullptr) {
+    fail(operand.memory->viewed == nullptr ? *operand.memory : *operand.memory->viewed, failure);
+  } else if (operand.error == nullptr) {
+    operand.error = failure;
+  }
+}
+
+void TensorTable::fail(OperandMemory& memory, const OperandFailurePtr& failure) {
+  if (memory.failure == nullptr) memory.failure = failure;
+  loseCopiedViews(memory, failure);
+}
+
+void TensorTable::loseCopiedViews(OperandMemory& memory, const OperandFailurePtr& failure) {
+  for (const std::weak_ptr<OperandMemory>& each : std::exchange(memory.copiedViews, {})) {
+    const std::shared_ptr<OperandMemory> view = each.lock();
+    if (view != nullptr && view->failure == nullptr) view->failure = failure;
+  }
 }
 
 void TensorTable::addWriter(OperatorNumber number, GroupId group, std::shared_ptr<OperandMemory> memory,
@@ -136,7 +166,7 @@ void TensorTable::writerFailed(OperatorNumber number, const OperandFailurePtr& f
   for (const auto& [group, writers] : writers_) {
     auto it = std::lower_bound(writers.begin(), writers.end(), number, before);
     for (; it != writers.end() && it->number == number; ++it) {
-      if (it->memory->failure == nullptr) it->memory->failure = failure;
+      fail(*it->memory, failure);
     }
   }
 }

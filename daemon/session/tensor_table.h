@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -19,6 +20,10 @@ namespace dtorch {
 struct OperandMemory {
   /// Why it does not hold what the program thinks it does: a writer was refused, or failed on some rank.
   OperandFailurePtr failure;
+  /// Where PyTorch has a view of a tensor and this session has one of a copy, as the tensor had to be moved for it:
+  /// nobody may write to it, and it is lost when somebody writes to the tensor.
+  std::shared_ptr<OperandMemory> viewed;                  // the tensor's; null: it is no copied view
+  std::vector<std::weak_ptr<OperandMemory>> copiedViews;  // of this memory, and of those
 };
 
 /// A tensor of a session: what is known of it on the daemon.
@@ -70,7 +75,17 @@ class TensorTable {
 
   /// The memory of `tensor`, which another one is about to share or an operator to write to.
   std::shared_ptr<OperandMemory> memoryOf(TensorId tensor);
-  /// Fails `tensor` and all that share memory with it: whoever reads what was not written must hear of it.
+  /// New memory for a view of a copy of `tensor`.
+  std::shared_ptr<OperandMemory> copyViewOf(TensorId tensor);
+  void setMemory(TensorId tensor, std::shared_ptr<OperandMemory> memory) {
+    tensors_.at(tensor).memory = std::move(memory);
+  }
+  /// Whether there are views of copies of this memory.
+  static bool hasCopiedViews(const OperandMemory& memory);
+  /// Views of copies of this memory are not what they should be any more.
+  static void loseCopiedViews(OperandMemory& memory, const OperandFailurePtr& failure);
+  /// Fails `tensor` and all that share memory with it, or are views of it: whoever reads what was not written must hear
+  /// of it.
   void failMemory(TensorId tensor, const OperandFailurePtr& failure);
   /// `number` will write to the memory; remembered until every rank of `group` has done it.
   void addWriter(OperatorNumber number, GroupId group, std::shared_ptr<OperandMemory> memory, const Executor& executor);
@@ -91,6 +106,7 @@ class TensorTable {
   void addUsed(absl::flat_hash_set<const TensorLayout*>& layouts) const;
 
  private:
+  static void fail(OperandMemory& memory, const OperandFailurePtr& failure);
   struct Writer {
     OperatorNumber number;
     std::shared_ptr<OperandMemory> memory;

@@ -36,7 +36,7 @@ class Harness {
   }
   Tensor put(float value, std::source_location site = std::source_location::current()) {
     const std::vector<float> values{value};
-    return core->put({HostView::of(values, {1})}, true, *makeMeta(DType::kFloat32, {1}), world, {}, site);
+    return core->put({HostView::of(values, {1})}, true, *makeMeta(DType::kFloat32, {1}), world, {}, {}, site);
   }
   static FutureId futureOf(const v1::Command& command) { return command.get().future(); }
 
@@ -188,7 +188,7 @@ TEST_CASE("A large put is chunked, a small one is inline, an empty one complete"
   std::vector<std::int32_t> values(3 << 20);
   std::iota(values.begin(), values.end(), 0);
   const auto put = [&](const HostView& view) {
-    return harness.core->put({view}, true, view.meta, harness.world, {Placement::shard(0)},
+    return harness.core->put({view}, true, view.meta, harness.world, {Placement::shard(0)}, {},
                              std::source_location::current());
   };
   const Tensor large = put(HostView::of(values, {3, 1 << 20}));
@@ -222,7 +222,7 @@ TEST_CASE("Shards are sent one after the other with their shapes") {
   const std::vector<double> first{1, 2, 3, 4, 5, 6};
   const std::vector<double> second{7, 8, 9};
   harness.core->put({HostView::of(first, {2, 3}), HostView::of(second, {1, 3})}, false,
-                    *makeMeta(DType::kFloat64, {3, 3}), harness.world, {Placement::shard(0)},
+                    *makeMeta(DType::kFloat64, {3, 3}), harness.world, {Placement::shard(0)}, {},
                     std::source_location::current());
   const auto puts = select(harness.sent(), [](const v1::Command& c) { return c.has_put(); });
   REQUIRE(puts.size() == 1);
@@ -238,7 +238,7 @@ TEST_CASE("What is wrong before anything is sent is an error of the tensor, and 
   Harness other;
   const std::vector<float> memory(3);
   const HostView view = HostView::of(memory, {4});
-  const Tensor bad = harness.core->put({view}, true, view.meta, harness.world, {}, std::source_location::current());
+  const Tensor bad = harness.core->put({view}, true, view.meta, harness.world, {}, {}, std::source_location::current());
   const Tensor x = harness.put(1);
   harness.sent();
   const absl::Status status = add(x, mul(bad, 2.0)).get().get().status();

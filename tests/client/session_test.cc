@@ -33,7 +33,7 @@ std::shared_ptr<Session> connect(const FakeDaemon& daemon) {
 }
 
 Tensor put(Session& session, const std::vector<float>& values, Site site = std::source_location::current()) {
-  return session.put(HostView::of(values, {static_cast<std::int64_t>(values.size())}), session.mesh(), {}, site);
+  return session.put(HostView::of(values, {static_cast<std::int64_t>(values.size())}), session.mesh(), {}, {}, site);
 }
 
 TEST_CASE("connect() tells what the daemon is") {

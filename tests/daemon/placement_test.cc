@@ -157,8 +157,8 @@ TEST_CASE("plans are cached by template and layouts") {
   PlannedOperator* first = *bench.planner().plan(neg, {rows}, bench.rules(), false);
   CHECK(*bench.planner().plan(neg, {rows}, bench.rules(), false) == first);
   CHECK(*bench.planner().plan(neg, {bench.layout({6, 8}, Placement::shard(1))}, bench.rules(), false) != first);
-  CHECK(*bench.planner().planRedistribute(rows, {Placement::replicate()}) ==
-        *bench.planner().planRedistribute(rows, {Placement::replicate()}));
+  CHECK(*bench.planner().planMove(rows, {Placement::replicate()}, MoveFor::kRedistribute) ==
+        *bench.planner().planMove(rows, {Placement::replicate()}, MoveFor::kRedistribute));
 }
 
 TEST_CASE("an out= form follows the overload whose results it writes") {

@@ -154,6 +154,31 @@ TEST_CASE("a call that is late fails with its time limit, and all that depends o
   CHECK(failureKind(late.get().wait(kDeadline).status()) == FailureKind::kDeadline);
 }
 
+TEST_CASE("a put that is late fails with its time limit, too") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+  const bool isLarge = GENERATE(false, true);
+  const std::vector<float> values(isLarge ? 1 << 20 : 4, 1);
+  const auto put = [&](milliseconds timeout) {
+    const auto elements = static_cast<std::int64_t>(values.size());
+    return session->put(HostView::of(values, {elements}), session->mesh(), {Placement::shard(0)}, {.timeout = timeout});
+  };
+  REQUIRE(put(seconds(30)).get().wait(kDeadline).ok());
+  const auto stopped = static_cast<pid_t>(daemon.status().workers(1).pid());
+  REQUIRE(::kill(stopped, SIGSTOP) == 0);
+  const auto begin = Clock::now();
+  const Tensor x = put(milliseconds(100));
+  const absl::Status late = add(x, x).get().wait(kDeadline).status();
+  CHECK(Clock::now() - begin < seconds(2));
+  REQUIRE(::kill(stopped, SIGCONT) == 0);
+  CAPTURE(message(late));
+  CHECK(failureKind(late) == FailureKind::kDeadline);
+  CHECK(absl::StrContains(late.message(), "put"));
+  CHECK(absl::StrContains(late.message(), "cancel_test.cc"));
+  CHECK(put(seconds(30)).get().wait(kDeadline).ok());
+  CHECK(sumOfOnes(*session).value_or(0) == 8);
+}
+
 TEST_CASE("a redistribution that is late fails with its time limit, too") {
   DaemonFixture daemon;
   const auto session = daemon.connect();

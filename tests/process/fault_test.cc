@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -42,7 +43,38 @@ ProgramResult runCtl(const DaemonFixture& daemon, const std::vector<std::string>
   return runProgram(command, seconds(20));
 }
 
+// 0: the daemon has none.
+pid_t metadataProcess(pid_t daemon) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string status = readFile(entry.path().string() + "/status");
+    if (absl::StartsWith(status, "Name:\tdtorch-metadata\n") &&
+        absl::StrContains(status, absl::StrCat("PPid:\t", daemon, "\n")))
+      return std::stoi(entry.path().filename());
+  }
+  return 0;
+}
+
 }  // namespace
+
+TEST_CASE("a metadata process that is stopped or killed is replaced, and nobody else notices") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+  REQUIRE(sumOfOnes(*session).ok());
+  const int signal = GENERATE(SIGSTOP, SIGKILL);
+  const pid_t pid = metadataProcess(daemon.pid());
+  REQUIRE(pid > 0);
+  REQUIRE(::kill(pid, signal) == 0);
+  const auto begin = Clock::now();
+  const Tensor x = session->call("aten::ones", {Sizes{3, 5, 7}});
+  const absl::StatusOr<HostTensor> sum = call("aten::sum", {x}).get().wait(kDeadline);
+  CAPTURE(signal, sum.status().ToString(), daemon.log());
+  REQUIRE(sum.ok());
+  CHECK(sum->item().value_or(0) == 105);
+  CHECK(Clock::now() - begin < seconds(5));
+  CHECK(metadataProcess(daemon.pid()) != pid);
+  CHECK(absl::StrContains(daemon.log(), absl::StrCat("the metadata process, pid ", pid, ", was stopped")) ==
+        (signal == SIGSTOP));
+}
 
 // ray#47204, ray#15045, ray#6612, vllm#27313
 TEST_CASE("a kernel that ends its process, by a signal or with exit code 0, fails what needs the worker") {

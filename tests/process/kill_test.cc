@@ -1,6 +1,7 @@
 // SIGKILL of each role, in each state, at a random moment: a few rounds for each change, DTORCH_KILL_ROUNDS each night.
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -96,6 +97,24 @@ bool isExplained(const absl::Status& status) {
   return kind == FailureKind::kWorkerLost || kind == FailureKind::kTensorLost || kind == FailureKind::kCancelled;
 }
 
+// Traces the daemon until it has spawned its worker number `which`, which it holds before its first instruction, so
+// before exec. 0: the daemon ended before.
+pid_t holdBeforeExec(pid_t daemon, int which) {
+  if (::ptrace(PTRACE_SEIZE, daemon, 0, PTRACE_O_TRACEVFORK) != 0) return 0;
+  for (int spawned = 0;;) {
+    int status = 0;
+    const pid_t pid = ::waitpid(-1, &status, __WALL);
+    if (pid < 0 || (pid == daemon && !WIFSTOPPED(status))) return 0;
+    const int event = status >> 16;
+    if (pid != daemon) {
+      if (event == PTRACE_EVENT_STOP && spawned++ == which) return pid;
+      ::ptrace(PTRACE_DETACH, pid, 0, 0);
+    } else {
+      ::ptrace(PTRACE_CONT, pid, 0, event == 0 ? WSTOPSIG(status) : 0);
+    }
+  }
+}
+
 bool holdsNothing(const DaemonFixture& daemon) {
   const v1::StatusReply status = daemon.status();
   std::int64_t bytes = 0;
@@ -180,7 +199,9 @@ TEST_CASE("a client is killed: its tensors go with it") {
   CHECK(eventually([&] { return holdsNothing(daemon) && daemon.status().operators_in_flight() == 0; }, kDeadline));
 }
 
-TEST_CASE("the daemon is killed, also while it starts: no worker outlives it, and the next one just starts") {
+TEST_CASE(
+    "the daemon is killed, also while it starts and between spawn and exec: no worker outlives it, and the next one "
+    "just starts") {
   Dice dice;
   INFO("seed " << dice.seed());
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
@@ -193,6 +214,16 @@ TEST_CASE("the daemon is killed, also while it starts: no worker outlives it, an
     }
     return errno == ECHILD;
   };
+  for (int round = 0; round < rounds(); ++round) {
+    CAPTURE(round);
+    const pid_t daemon = start();
+    const pid_t worker = holdBeforeExec(daemon, round % 2);
+    REQUIRE(worker > 0);
+    ::kill(daemon, SIGKILL);
+    REQUIRE(waitForChild(daemon, kDeadline).has_value());
+    CHECK(::ptrace(PTRACE_DETACH, worker, 0, 0) == 0);
+    CHECK(eventually(nobodyLeft, seconds(5)));
+  }
   for (int round = 0; round < 3 * rounds(); ++round) {
     CAPTURE(round);
     const pid_t daemon = start();

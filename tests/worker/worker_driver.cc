@@ -71,15 +71,16 @@ void WorkerDriver::join(GroupId group, const std::vector<Rank>& ranks) {
 
 OperatorNumber WorkerDriver::send(GroupId group, const std::vector<v1::WorkerCommand>& commands) {
   v1::Frame frame;
-  const OperatorNumber first = nextOperator_;
+  OperatorNumber firstRun = 0;
   frame.set_sequence(++sequences_[group]);
-  frame.set_first_operator(first);
+  frame.set_first_operator(nextOperator_);
   for (const v1::WorkerCommand& command : commands) {
     *frame.add_commands() = command;
-    if (command.plan() != 0) ++nextOperator_;
+    if (command.plan() != 0 && firstRun == 0) firstRun = nextOperator_;
+    if (command.plan() != 0 || command.has_upload()) ++nextOperator_;
   }
   sendRaw(groupTopic(group), frame.SerializeAsString());
-  return first;
+  return firstRun;
 }
 
 void WorkerDriver::sendTo(Rank rank, const v1::WorkerCommand& command) {

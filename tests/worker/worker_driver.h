@@ -35,7 +35,7 @@ class WorkerDriver {
   /// Tells `ranks` of each other and waits until all have joined `group`.
   void join(GroupId group, const std::vector<Rank>& ranks);
 
-  /// Publishes a frame of `commands` and returns the number of its first operator.
+  /// Publishes a frame of `commands` and returns the number of its first run; 0: it has none.
   OperatorNumber send(GroupId group, const std::vector<v1::WorkerCommand>& commands);
   void sendTo(Rank rank, const v1::WorkerCommand& command);
   /// Publishes `payload` as it is.

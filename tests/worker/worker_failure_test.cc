@@ -21,7 +21,8 @@ TEST_CASE("a failed kernel is an error on its outputs that names operator, argum
   const OperatorNumber first =
       workers.send({workers.put(1, at::ones({2, 3}), {kR}), workers.put(2, at::ones({2, 4}), {kR}),
                     define(addPlan(7, workers.mesh())), run(7, {1, 1}, 3), bad});
-  const v1::OperatorFailed failed = workers.driver().awaitFailure(0, first + 1);  // WIRE-2: runs alone are counted
+  const v1::OperatorFailed failed =
+      workers.driver().awaitFailure(0, first + 1);  // WIRE-2: runs and uploads are counted
   CHECK(operandsOf(failed) == std::vector<OperandId>{4});
   CHECK(failed.error().operator_name() == "aten::add.Tensor");
   CHECK(failed.error().rank() == 1);

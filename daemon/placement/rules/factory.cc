@@ -9,9 +9,37 @@
 namespace dtorch {
 namespace {
 
-// Of a tensor's dtype, of sizes that are given: however it is split, the result is whole on every rank.
-absl::StatusOr<Factors> newFactors(const RuleCall& call, absl::string_view) {
+bool isLikeItsInput(const RuleCall& call) {
+  return call.inputs[0]->shape == call.outputs[0]->shape &&
+         call.outputs[0]->strides == contiguousStrides(call.outputs[0]->shape);
+}
+
+// Strides that are given are those of the whole: parts are made without them.
+absl::StatusOr<Factors> newStridedFactors(const RuleCall& call, absl::string_view) {
+  if (!isLikeItsInput(call)) return absl::UnimplementedError("it is not contiguous, or not of its tensor's sizes");
   Factors factors;
+  const std::vector<int> of = factors.addAll(call.inputs[0]->shape.size());
+  factors.inputs = {of};
+  factors.outputs = {of};
+  factors.unread = {0};
+  factors.combined.push_back({of,
+                              [factors](const RuleCall& planned, std::int64_t) -> absl::StatusOr<Program> {
+                                ProgramBuilder builder(absl::MakeConstSpan(planned.inputs), factors.inputs);
+                                const std::uint32_t made = builder.map("aten::clone", 0, {MemoryFormat::kContiguous});
+                                return builder.finish({builder.cast(made, planned.outputs[0]->dtype)});
+                              },
+                              {}});
+  return factors;
+}
+
+// Of a tensor's dtype, of sizes that are given, as argument 1. Of the tensor's own sizes: split as it is. Of others:
+// however it is split, the result is whole on every rank.
+absl::StatusOr<Factors> newFactors(const RuleCall& call, absl::string_view) {
+  if (isLikeItsInput(call)) {
+    return notationFactors(call, "... -> ...; unread 0; sizes size=0");
+  }
+  Factors factors;
+  factors.unread = {0};
   const std::vector<int> of = factors.addAll(call.inputs[0]->shape.size());
   factors.inputs = {of};
   factors.outputs = {std::vector<int>(call.outputs[0]->shape.size(), Factors::kWhole)};
@@ -33,6 +61,7 @@ constexpr std::array kRules = std::to_array<Rule>({
     {"aten::new_ones", newFactors, ""},
     {"aten::new_full", newFactors, ""},
     {"aten::new_empty", newFactors, ""},
+    {"aten::new_empty_strided", newStridedFactors, ""},
     {"aten::bucketize", notationFactors, "..., * -> ..."},
     {"aten::isin.Tensor_Tensor", notationFactors, "..., * -> ..."},
     {"aten::isin.Tensor_Scalar", notationFactors, "... -> ..."},
