@@ -1,6 +1,6 @@
 """One rank of torch DTensor on gloo, measured on request: bench/run's peer.
 
-Arguments: rank, world size, a file for the rendezvous. Each line of input, "pipelined N" or "gather N", is one repetition;
+Arguments: rank, world size, a file for the rendezvous. Each line of input, "pipelined N", "mm N" or "gather N", is one repetition;
 its answer is a line of JSON with microseconds. All ranks must be given the same lines.
 """
 import json
@@ -12,7 +12,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 
 def pipelined(x, count):
@@ -20,6 +20,21 @@ def pipelined(x, count):
         y = x
         for _ in range(times):
             y = y + x
+        dist.barrier()
+
+    run(min(count, 2000))
+    start = time.perf_counter()
+    run(count)
+    return {"us": (time.perf_counter() - start) / count * 1e6}
+
+
+def mm(x, count):
+    right = x.redistribute(placements=[Replicate()])
+
+    def run(times):
+        y = x
+        for _ in range(times):
+            y = y @ right
         dist.barrier()
 
     run(min(count, 2000))
@@ -46,7 +61,7 @@ def main():
     print("ready", flush=True)
     for line in sys.stdin:
         what, count = line.split()
-        print(json.dumps({"pipelined": pipelined, "gather": gather}[what](x, int(count))), flush=True)
+        print(json.dumps({"pipelined": pipelined, "mm": mm, "gather": gather}[what](x, int(count))), flush=True)
     os._exit(0)  # to take gloo down in order may take minutes
 
 

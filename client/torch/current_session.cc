@@ -3,6 +3,9 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <mutex>
 #include <utility>
 
@@ -13,6 +16,9 @@ struct Current {
   std::mutex mutex;
   std::shared_ptr<Session> session;
   pid_t pid = 0;
+  Destination destination;
+  std::atomic<bool> implicit{true};
+  std::atomic<std::int64_t> timeLimitMs{0};
 };
 
 Current& current() {
@@ -28,7 +34,8 @@ std::shared_ptr<Session> currentSession() {
               "a forked process cannot use its parent's session of the device dtorch: start it with the method "
               "\"spawn\", or make its tensors on the CPU");
   const std::lock_guard lock(state.mutex);
-  TORCH_CHECK(state.session != nullptr, "the device dtorch has no session: call dtorch.connect() first");
+  TORCH_CHECK(state.session != nullptr,
+              "the device dtorch has no session: call dtorch.start() or dtorch.connect() first");
   return state.session;
 }
 
@@ -36,13 +43,27 @@ void setCurrentSession(std::shared_ptr<Session> session) {
   Current& state = current();
   const std::lock_guard lock(state.mutex);
   state.pid = session == nullptr ? 0 : ::getpid();
+  state.destination = {};       // a mesh is of its session
   state.session.swap(session);  // the old one ends without the lock
 }
 
-Destination& currentDestination() {
-  static thread_local Destination destination;
-  return destination;
+Destination currentDestination() {
+  Current& state = current();
+  const std::lock_guard lock(state.mutex);
+  return state.destination;
 }
+
+void setCurrentDestination(Destination destination) {
+  Current& state = current();
+  const std::lock_guard lock(state.mutex);
+  state.destination = std::move(destination);
+}
+
+bool redistributesImplicitly() { return current().implicit; }
+bool setRedistributesImplicitly(bool implicit) { return current().implicit.exchange(implicit); }
+
+void setCurrentTimeLimit(std::chrono::milliseconds limit) { current().timeLimitMs = limit.count(); }
+std::chrono::milliseconds currentTimeLimit() { return std::chrono::milliseconds(current().timeLimitMs.load()); }
 
 void raise(const absl::Status& status) { C10_THROW_ERROR(Error, std::string(status.message())); }
 

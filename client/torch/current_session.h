@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -16,8 +17,17 @@ struct Destination {
   Mesh mesh;
   Placements placements;
 };
-/// Of this thread.
-Destination& currentDestination();
+/// Of the process: autograd runs parts of a program on threads of its own.
+Destination currentDestination();
+void setCurrentDestination(Destination destination);
+/// Whether calls redistribute inputs that no placement rule takes as they lie; else they are refused.
+bool redistributesImplicitly();
+/// What was so before.
+bool setRedistributesImplicitly(bool implicit);
+
+/// Of each call from now on, in ms; 0: none.
+void setCurrentTimeLimit(std::chrono::milliseconds limit);
+std::chrono::milliseconds currentTimeLimit();
 
 /// Raises a c10::Error of the status' text.
 [[noreturn]] void raise(const absl::Status& status);

@@ -1,7 +1,8 @@
 // The device `dtorch` as PyTorch sees it: one device, without streams or events, on which programs run as written.
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include "client/torch/generator.h"
 
 namespace dtorch {
 namespace {
@@ -25,6 +26,10 @@ class Hooks final : public at::PrivateUse1HooksInterface {
  public:
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex /*index*/) const override { return defaultGenerator(); }
+  at::Generator getNewGenerator(c10::DeviceIndex /*index*/) const override {
+    return at::make_generator<RemoteGenerator>(false);
+  }
   bool hasPrimaryContext(c10::DeviceIndex /*index*/) const override { return true; }
   c10::DeviceIndex deviceCount() const override { return 1; }
   c10::DeviceIndex getCurrentDevice() const override { return 0; }

@@ -7,6 +7,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <utility>
@@ -22,7 +23,20 @@
 namespace dtorch {
 namespace {
 
+// While PyTorch makes a fake tensor it has one of the device meta that it dispatches as this device's.
+bool isBeingFaked(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  bool isMeta = false;
+  for (auto value = stack.end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size()); value != stack.end();
+       ++value) {
+    if (!value->isTensor() || !value->toTensor().defined()) continue;
+    if (value->toTensor().device().is_privateuseone()) return false;
+    isMeta = isMeta || value->toTensor().device().is_meta();
+  }
+  return isMeta;
+}
+
 void boxed(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+  if (isBeingFaked(op, *stack)) return op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
   callRemotely(op, stack);
 }
 
@@ -52,7 +66,7 @@ void viewInPlace(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, to
   const at::Tensor self = (*stack)[stack->size() - op.schema().arguments().size()].toTensor();
   callByName(kViewsInPlace[kIndex].view, kViewsInPlace[kIndex].overload, stack);
   const at::Tensor viewed = stack->back().toTensor();
-  remoteImpl(self).replace(remoteImpl(viewed).remote(), viewed.sizes(), viewed.strides());
+  remoteImpl(self).replace(remoteImpl(viewed).remote(), viewed.sizes(), viewed.strides(), viewed.storage_offset());
   stack->back() = self;
 }
 

@@ -1,5 +1,6 @@
 #include "client/torch/operator_schema.h"
 
+#include <algorithm>
 #include <mutex>
 
 #include "absl/container/flat_hash_map.h"
@@ -79,7 +80,12 @@ OperatorSchema::OperatorSchema(const c10::OperatorHandle& op) {
     const Kind kind = kindOf(*result.type());
     own.isTensor = kind == Kind::kTensor || kind == Kind::kTensorList;
     own.isList = kind == Kind::kTensorList;
-    if (result.alias_info() != nullptr && !result.alias_info()->isWrite()) isPlain = true;
+    if (result.alias_info() != nullptr && !result.alias_info()->isWrite()) {
+      isPlain = true;
+      const auto viewed = std::find_if(arguments.begin(), arguments.end(),
+                                       [](const Argument& argument) { return argument.kind == Kind::kTensor; });
+      if (viewed != arguments.end()) own.views = static_cast<int>(viewed - arguments.begin());
+    }
     if (result.alias_info() == nullptr || !result.alias_info()->isWrite()) continue;
     for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
       const auto* alias = schema.arguments()[i].alias_info();

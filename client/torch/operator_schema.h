@@ -36,6 +36,7 @@ struct OperatorSchema {
     bool isTensor = false;
     bool isList = false;
     int writes = -1;  // the argument that it is: of in-place operators and out=
+    int views = -1;   // the argument that it is a view of, or its elements are
   };
 
   explicit OperatorSchema(const c10::OperatorHandle& op);

@@ -113,9 +113,12 @@ c10::IValue metaOf(const c10::IValue& value) {
 }
 
 Outcome::Result resultOf(const at::Tensor& tensor) {
-  if (!tensor.defined()) return {.defined = false, .sizes = {}, .strides = {}};
+  if (!tensor.defined()) return {.defined = false, .sizes = {}, .strides = {}, .offset = 0};
   TORCH_CHECK(tensor.layout() == c10::kStrided, "a result that is not a strided tensor is not for the device dtorch");
-  return {.dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec(), .strides = tensor.strides().vec()};
+  return {.dtype = tensor.scalar_type(),
+          .sizes = tensor.sizes().vec(),
+          .strides = tensor.strides().vec(),
+          .offset = tensor.storage_offset()};
 }
 
 std::shared_ptr<const Outcome> infer(const c10::OperatorHandle& op, const OperatorSchema& schema,

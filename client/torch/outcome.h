@@ -17,6 +17,7 @@ struct Outcome {
     c10::ScalarType dtype = c10::ScalarType::Float;
     std::vector<std::int64_t> sizes;
     std::vector<std::int64_t> strides;
+    std::int64_t offset = 0;  // of a view, from where its tensor begins
   };
   std::vector<Result> results;         // lists' elements one by one
   std::vector<std::size_t> listSizes;  // of the returns that are lists, in order

@@ -1,12 +1,15 @@
 #include "client/torch/remote_call.h"
 
 #include <deque>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "client/torch/call_site.h"
 #include "client/torch/current_session.h"
+#include "client/torch/generator.h"
+#include "client/torch/gradient.h"
 #include "client/torch/host_values.h"
 #include "client/torch/operator_schema.h"
 #include "client/torch/outcome.h"
@@ -49,11 +52,14 @@ class CallBuilder {
 
   std::vector<Tensor> send(Session& session, std::uint32_t outputs) {
     if (!anyTensor_) {
-      const Destination& destination = currentDestination();
-      options_.mesh = destination.mesh;
-      options_.placements = destination.placements;
+      Destination destination = currentDestination();
+      options_.mesh = std::move(destination.mesh);
+      options_.placements = std::move(destination.placements);
     }
-    options_.implicit = true;
+    options_.implicit = redistributesImplicitly();
+    options_.timeout = currentTimeLimit();
+    std::optional<DrawsFrom> draws;
+    if (draws_) draws.emplace(generator_);
     return session.callMany(schema_.name, absl::MakeConstSpan(positional_).first(used_), outputs, options_, callSite());
   }
 
@@ -68,7 +74,11 @@ class CallBuilder {
   }
 
   Tensor remoteOf(const at::Tensor& tensor) {
-    if (isRemote(tensor)) return remoteImpl(tensor).remote();
+    if (isRemote(tensor)) {
+      RemoteTensorImpl& impl = remoteImpl(tensor);
+      if (impl.requires_grad()) placeGradientOf(impl);
+      return impl.remote();
+    }
     TORCH_CHECK(tensor.dim() == 0 && tensor.device().is_cpu(), schema_.name, ": a tensor of shape ", tensor.sizes(),
                 " is on the device ", tensor.device(), ", others are on dtorch: move it there first");
     return putHost(tensor, {});
@@ -89,8 +99,11 @@ class CallBuilder {
         return list;
       }
       case Kind::kGenerator:
-        TORCH_CHECK(value.isNone() || value.toGenerator().device().is_privateuseone(), schema_.name,
-                    ": the generator is on the device ", value.toGenerator().device(), ", the tensors are on dtorch");
+        draws_ = true;
+        if (value.isNone()) return std::nullopt;
+        TORCH_CHECK(value.toGenerator().device().is_privateuseone(), schema_.name, ": the generator is on the device ",
+                    value.toGenerator().device(), ", the tensors are on dtorch");
+        generator_ = value.toGenerator().get<RemoteGenerator>();
         return std::nullopt;
       default:
         return convertValue(argument.kind, value);
@@ -159,6 +172,8 @@ class CallBuilder {
   CallOptions options_;
   std::deque<Tensor> tensors_;
   std::deque<std::vector<Tensor>> lists_;
+  bool draws_ = false;  // random numbers
+  RemoteGenerator* generator_ = nullptr;
   bool anyTensor_ = false;
 };
 
@@ -179,6 +194,11 @@ std::shared_ptr<const Outcome> learn(const std::vector<Tensor>& made, const Outc
     result.strides = info->meta.strides;
   }
   return outcome;
+}
+
+// Of as_strided: from where the memory begins, instead of the tensor.
+bool givesOffset(const OperatorSchema& schema, c10::ArrayRef<c10::IValue> arguments) {
+  return schema.name == "aten::as_strided" && !arguments[3].isNone();
 }
 
 c10::IValue numberOf(const Tensor& made) {
@@ -211,24 +231,30 @@ void callRemotely(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::vector<c10::IValue> results;
   std::size_t next = 0;
   std::size_t list = 0;
-  const auto take = [&]() -> at::Tensor {
+  const auto take = [&](const OperatorSchema::Return& each) -> at::Tensor {
     const Outcome::Result& result = outcome->results[next];
     const Tensor& remote = made[next++];
-    return result.defined ? makeRemote(remote, result.dtype, result.sizes, result.strides) : at::Tensor();
+    if (!result.defined) return at::Tensor();
+    std::int64_t offset = each.views < 0 ? 0 : result.offset;
+    if (each.views >= 0 && !givesOffset(schema, arguments)) {
+      offset += arguments[static_cast<std::size_t>(each.views)].toTensor().storage_offset();
+    }
+    return makeRemote(remote, result.dtype, result.sizes, result.strides, offset);
   };
   for (const OperatorSchema::Return& each : schema.returns) {
     if (each.writes >= 0 && !each.isList) {
       const c10::IValue& written = arguments[static_cast<std::size_t>(each.writes)];
       const Outcome::Result& result = outcome->results[next];
-      remoteImpl(written.toTensor()).replace(made[next++], result.sizes, result.strides);
+      RemoteTensorImpl& impl = remoteImpl(written.toTensor());
+      impl.replace(made[next++], result.sizes, result.strides, impl.storage_offset());
       results.push_back(written);
     } else if (each.isList) {
       c10::List<at::Tensor> tensors;
-      for (std::size_t i = 0; i < outcome->listSizes[list]; ++i) tensors.push_back(take());
+      for (std::size_t i = 0; i < outcome->listSizes[list]; ++i) tensors.push_back(take(each));
       ++list;
       results.emplace_back(std::move(tensors));
     } else if (each.isTensor) {
-      results.emplace_back(take());
+      results.emplace_back(take(each));
     } else {
       results.push_back(numberOf(made[next++]));
     }

@@ -8,21 +8,24 @@
 namespace dtorch {
 
 RemoteTensorImpl::RemoteTensorImpl(Tensor remote, c10::ScalarType dtype, c10::IntArrayRef sizes,
-                                   c10::IntArrayRef strides)
+                                   c10::IntArrayRef strides, std::int64_t offset)
     : TensorImpl(c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(dtype),
                  c10::Device(c10::kPrivateUse1, 0)),
       remote_(std::move(remote)) {
   set_storage_access_should_throw();
-  set_sizes_and_strides(sizes, strides);
+  set_sizes_and_strides(sizes, strides, offset);
 }
 
-void RemoteTensorImpl::replace(Tensor remote, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+void RemoteTensorImpl::replace(Tensor remote, c10::IntArrayRef sizes, c10::IntArrayRef strides, std::int64_t offset) {
   remote_ = std::move(remote);
-  if (this->sizes() != sizes || this->strides() != strides) set_sizes_and_strides(sizes, strides);
+  if (this->sizes() != sizes || this->strides() != strides || storage_offset() != offset) {
+    set_sizes_and_strides(sizes, strides, offset);
+  }
 }
 
 c10::intrusive_ptr<RemoteTensorImpl> RemoteTensorImpl::copy() const {
-  return c10::make_intrusive<RemoteTensorImpl>(remote_, c10::typeMetaToScalarType(dtype()), sizes(), strides());
+  return c10::make_intrusive<RemoteTensorImpl>(remote_, c10::typeMetaToScalarType(dtype()), sizes(), strides(),
+                                               storage_offset());
 }
 
 c10::intrusive_ptr<c10::TensorImpl> RemoteTensorImpl::shallow_copy_and_detach(const c10::VariableVersion& version,
@@ -54,8 +57,9 @@ RemoteTensorImpl& remoteImpl(const at::Tensor& tensor) {
   return *impl;
 }
 
-at::Tensor makeRemote(Tensor remote, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
-  return at::Tensor(c10::make_intrusive<RemoteTensorImpl>(std::move(remote), dtype, sizes, strides));
+at::Tensor makeRemote(Tensor remote, c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                      std::int64_t offset) {
+  return at::Tensor(c10::make_intrusive<RemoteTensorImpl>(std::move(remote), dtype, sizes, strides, offset));
 }
 
 at::Tensor makeRemote(Tensor remote, c10::ScalarType dtype, c10::IntArrayRef sizes) {

@@ -27,12 +27,12 @@ class ClientTest(unittest.TestCase):
         cls.addClassCleanup(cls.daemon.stop)
 
     def setUp(self):
-        self.session = dtorch.connect(self.daemon.socket, name="client_test")
+        self.session = dtorch.client.connect(self.daemon.socket, name="client_test")
         self.addCleanup(self.session.close)
 
     def test_the_example_of_the_readme(self):
         readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
-        example = readme.split("```python\n")[1].split("```")[0]
+        example, = [block.split("```")[0] for block in readme.split("```python\n")[1:] if "dtorch.client.connect" in block]
         environment = os.environ | {"DTORCH_SOCKET": self.daemon.socket}
         result = subprocess.run([sys.executable, "-c", example], env=environment, capture_output=True, text=True)
         self.assertEqual((result.stdout, result.stderr), ("[[ 7. 10.]\n [15. 22.]]\n", ""))
@@ -133,10 +133,10 @@ class ClientTest(unittest.TestCase):
         with self.assertRaisesRegex(dtorch.Error, "S\\(x\\)|placement"):
             self.session.call("aten::ones", (2,), placements=["S(x)"])
         with self.assertRaises(dtorch.Error):
-            dtorch.connect("/nowhere/dtorchd.sock", timeout=1)
+            dtorch.client.connect("/nowhere/dtorchd.sock", timeout=1)
 
     def test_a_closed_session_says_so(self):
-        session = dtorch.connect(self.daemon.socket)
+        session = dtorch.client.connect(self.daemon.socket)
         x = session.put(1.0)
         other = self.session.put(2.0)
         session.close()

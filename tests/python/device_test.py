@@ -8,9 +8,10 @@ import sys
 import unittest
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
-import dtorch.device
+import dtorch
 from daemon import Daemon
 from dtorch import Replicate, Shard
 
@@ -26,8 +27,8 @@ class DeviceTest(unittest.TestCase):
     def setUpClass(cls):
         cls.daemon = Daemon(BIN, "--workers.count", "2")
         cls.addClassCleanup(cls.daemon.stop)  # also when what follows fails
-        assert dtorch.device.connect(cls.daemon.socket) == 2
-        cls.addClassCleanup(dtorch.device.disconnect)
+        assert dtorch.connect(cls.daemon.socket).world_size == 2
+        cls.addClassCleanup(dtorch.disconnect)
 
     def equal(self, got, want):
         self.assertEqual(got.device.type, "dtorch")
@@ -119,6 +120,214 @@ class DeviceTest(unittest.TestCase):
         for got, want in zip(program("dtorch"), program("cpu")):
             self.equal(got, want)
 
+    def test_generators_draw_as_those_of_one_process(self):
+        here, there = torch.Generator().manual_seed(5), torch.Generator("dtorch").manual_seed(5)
+        torch.manual_seed(11)
+        want = [torch.randn(3, generator=here), torch.rand(4), torch.randperm(7, generator=here)]
+        torch.manual_seed(11)
+        got = [torch.randn(3, generator=there, device="dtorch"), torch.rand(4, device="dtorch"),
+               torch.randperm(7, generator=there, device="dtorch")]
+        for each in zip(got, want):
+            self.equal(*each)
+        self.assertTrue(torch.equal(there.get_state(), here.get_state()))
+        self.equal(torch.rand(3, generator=there.clone_state(), device="dtorch"), torch.rand(3, generator=here))
+        state = torch.dtorch.get_rng_state()
+        first = torch.rand(3, device="dtorch")
+        torch.dtorch.set_rng_state(state.cpu())
+        self.equal(torch.rand(3, device="dtorch"), first.cpu())
+        with self.assertRaisesRegex(RuntimeError, "generator"):
+            torch.rand(3, generator=here, device="dtorch")
+
+    def test_autocast_and_scaler(self):
+        model = nn.Linear(8, 4).to("dtorch")
+        x = torch.randn(3, 8, device="dtorch")
+        with torch.autocast("dtorch"):
+            y = model(x)
+            loss = nn.functional.cross_entropy(y, torch.zeros(3, dtype=torch.long, device="dtorch"))
+        self.assertEqual((y.dtype, loss.dtype), (torch.bfloat16, torch.float32))
+        host = copy.deepcopy(model).cpu()
+        with torch.autocast("cpu"):
+            want = host(x.cpu())
+        self.equal(y, want)
+        scaler = torch.amp.GradScaler("dtorch", init_scale=1024.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        before = model.weight.detach().clone()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        gradient = model.weight.grad.cpu()
+        scaler.step(optimizer)
+        scaler.update()
+        torch.testing.assert_close(model.weight.cpu(), before.cpu() - 0.1 * gradient)
+        optimizer.zero_grad()
+        scaler.scale(model(x * float("inf")).sum()).backward()
+        before = model.weight.cpu()
+        scaler.step(optimizer)  # skipped
+        scaler.update()
+        self.assertEqual(scaler.get_scale(), 512.0)
+        self.assertTrue(torch.equal(model.weight.cpu(), before))
+
+    def test_activations_are_computed_again(self):
+        model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.ReLU()).to("dtorch")
+        gradients = []
+        for reentrant in None, False, True:
+            x = torch.ones(4, 8, device="dtorch", requires_grad=True)
+            torch.manual_seed(3)
+            y = model(x) if reentrant is None else torch.utils.checkpoint.checkpoint(model, x, use_reentrant=reentrant)
+            torch.rand(5, device="dtorch")
+            y.sum().backward()
+            gradients.append(x.grad.cpu())
+        self.assertTrue(torch.equal(gradients[0], gradients[1]) and torch.equal(gradients[0], gradients[2]))
+
+    def test_compiled_programs(self):
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).to("dtorch")
+        x = torch.randn(4, 3, 8, device="dtorch")
+        want = model(x)
+        want.sum().backward()
+        gradient = model[0].weight.grad.cpu()
+        for backend in "eager", "aot_eager":
+            model.zero_grad()
+            got = torch.compile(model, backend=backend, fullgraph=True)(x)
+            got.sum().backward()
+            torch.testing.assert_close(got.cpu(), want.cpu())
+            torch.testing.assert_close(model[0].weight.grad.cpu(), gradient)
+        split = dtorch.distribute_tensor(torch.arange(6.0), placements=[Shard(0)])
+        self.assertEqual(torch.compile(lambda t: t * 2, backend="aot_eager")(split).placements, [Shard(0)])
+        with self.assertRaisesRegex(Exception, "Device dtorch not supported"):
+            torch.compile(model)(x)
+
+    def test_hooks_and_higher_derivatives(self):
+        model = nn.Linear(4, 3).to("dtorch")
+        seen = []
+        model.register_forward_hook(lambda module, inputs, output: seen.append("forward"))
+        model.register_full_backward_hook(lambda module, inputs, outputs: seen.append("backward"))
+        model.weight.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.shape))
+        model(torch.ones(2, 4, device="dtorch", requires_grad=True)).sum().backward()
+        self.assertEqual(sorted(map(str, seen)), ["backward", "forward", "torch.Size([3, 4])"])
+
+        def program(x, w):
+            y = nn.functional.linear(x, w).tanh() @ w.t()
+            gradient, = torch.autograd.grad(y.sum(), x, create_graph=True)
+            return torch.autograd.grad(gradient.square().sum(), (x, w))
+
+        x, w = torch.randn(3, 2, 4, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
+        want = program(x.requires_grad_(), w.requires_grad_())
+        got = program(x.detach().to("dtorch").requires_grad_(), w.detach().to("dtorch").requires_grad_())
+        for each in zip(got, want):
+            torch.testing.assert_close(each[0].cpu(), each[1])
+        of_function = torch.func.grad(lambda w: nn.functional.linear(x.detach().to("dtorch"), w).sin().sum())
+        torch.testing.assert_close(of_function(w.detach().to("dtorch")).cpu(), torch.func.grad(
+            lambda w: nn.functional.linear(x.detach(), w).sin().sum())(w.detach()))
+
+    def test_gradients_through_views_that_are_written_to(self):
+        def rows(x):
+            y = x.clone()
+            y[2] = 0
+            y[:, 1:].mul_(2)
+            v = y[1][1:]
+            v.mul_(3)
+            y.t()[1].mul_(5)
+            y.view(-1)[3:7].mul_(2)
+            return y
+
+        def buffer(x):
+            made = torch.zeros(5, 4, device=x.device)
+            made[1] = x[0] * 2
+            made[2:] = x[1:] * 3
+            return made
+
+        def columns(x):
+            y = x.clone()
+            y[:, 1:].mul_(2)
+            y[:, 0] = y[:, 3] * 3
+            return y
+
+        host = torch.arange(1.0, 17).reshape(4, 4)
+        weights = torch.arange(1.0, 21).reshape(5, 4)
+        for program, placement in ((rows, Replicate()), (buffer, Replicate()), (columns, Replicate()), (columns, Shard(0))):
+            gradients = []
+            for place in (lambda t: t.clone(), lambda t: dtorch.distribute_tensor(t, placements=[placement])):
+                x = place(host).requires_grad_()
+                y = program(x)
+                (y * place(weights[:y.shape[0]])).sum().backward()
+                gradients.append((y.detach().cpu(), x.grad.cpu()))
+            torch.testing.assert_close(gradients[1], gradients[0])
+
+        def two_views(v, w):
+            v.mul_(2)
+            return v + w
+
+        for program in two_views, torch.compile(two_views, backend="aot_eager"):
+            for first, second in (slice(1, 2), slice(2, 3)), (slice(1, 3), slice(2, 3)):
+                results = []
+                for device in "cpu", "dtorch":
+                    z = host.to(device).clone()
+                    made = program(z[first], z[second])
+                    results.append((z.cpu(), made.cpu()))
+                torch.testing.assert_close(results[1], results[0])
+        z = host.to("dtorch")
+        self.assertEqual((z[2].storage_offset(), z[1:, 2:][1].storage_offset()), (8, 10))
+
+    def test_complex_gradients(self):
+        host = [torch.randn(2, 3, 4, dtype=torch.complex64), torch.randn(5, 4, dtype=torch.complex64),
+                torch.randn(2, 4, 3, dtype=torch.complex64)]
+        results = []
+        for device in "cpu", "dtorch":
+            x, w, y = (each.detach().to(device).requires_grad_() for each in host)
+            (nn.functional.linear(x, w).abs().sum() + (x @ y).abs().sum()
+             + torch.tensordot(x, y, ([1, 2], [2, 1])).abs().sum()).backward()
+            results.append([each.grad.cpu() for each in (x, w, y)])
+        torch.testing.assert_close(results[1], results[0])
+
+    def test_layers_are_those_of_one_process(self):
+        torch.manual_seed(2)
+        images, sequence = torch.randn(4, 3, 8, 8), torch.randn(2, 5, 8)
+        for module, data in ((nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU(), nn.MaxPool2d(2)), images),
+                             (nn.GroupNorm(1, 3), images), (nn.AdaptiveAvgPool2d(2), images),
+                             (nn.LSTM(8, 6, batch_first=True), sequence), (nn.GRU(8, 6, batch_first=True), sequence),
+                             (nn.RMSNorm(8), sequence), (nn.MultiheadAttention(8, 2, batch_first=True), [sequence] * 3),
+                             (nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), sequence)):
+            there = copy.deepcopy(module).to("dtorch")
+            inputs = data if isinstance(data, list) else [data]
+            with self.subTest(type(module).__name__):
+                results = []
+                for each, device in (module, "cpu"), (there, "dtorch"):
+                    out = each(*(value.to(device).requires_grad_() for value in inputs))
+                    out = out[0] if isinstance(out, tuple) else out
+                    out.square().sum().backward()
+                    results.append([out.detach().cpu(), *(p.grad.cpu() for p in each.parameters()),
+                                    *(b.cpu() for b in each.buffers())])
+                torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+
+    def test_a_data_loaders_children(self):
+        numbers = torch.utils.data.TensorDataset(torch.arange(20.0).reshape(10, 2))
+        loader = torch.utils.data.DataLoader(numbers, batch_size=2, num_workers=2)
+        self.assertEqual(sum(batch.to("dtorch").sum().item() for batch, in loader), 190)
+
+        class Touches(torch.utils.data.Dataset):
+            def __len__(self):
+                return 2
+
+            def __getitem__(self, index):
+                return torch.ones(1, device="dtorch")
+
+        with self.assertRaisesRegex(RuntimeError, "forked"):
+            list(torch.utils.data.DataLoader(Touches(), num_workers=1))
+        self.equal(torch.ones(2, device="dtorch") + 1, torch.full((2,), 2.0))
+
+    def test_rows_of_split_tensors_are_read_and_not_written(self):
+        host = torch.arange(12.0).reshape(4, 3)
+        x = dtorch.distribute_tensor(host, placements=[Shard(0)])
+        self.equal(x[1], host[1])
+        self.equal(x[1:3, 0], host[1:3, 0])
+        self.equal(x.flatten(), host.flatten())
+        self.assertIn("11.", repr(x))
+        x[:, 1] = 7
+        host[:, 1] = 7
+        self.equal(x, host)
+        x[1].add_(1)
+        with self.assertRaisesRegex(RuntimeError, "write to the tensor itself"):
+            x.cpu()  # as after any write that was refused
+
     def test_copies_and_files(self):
         x = torch.arange(3.0, device="dtorch")
         twin = copy.deepcopy(x)
@@ -133,12 +342,12 @@ class DeviceTest(unittest.TestCase):
 
     def test_a_sharded_tensor_stays_sharded(self):
         host = torch.arange(12.0).reshape(4, 3)
-        x = dtorch.device.distribute(host, [Shard(0)])
+        x = dtorch.distribute_tensor(host, placements=[Shard(0)])
         y = torch.relu(x * 2 - 5)
-        self.assertEqual(dtorch.device.placements(y), "[S(0)]")
-        self.assertTrue(torch.equal(dtorch.device.local_part(y, 1), torch.relu(host * 2 - 5)[2:]))
+        self.assertEqual(y.placements, [Shard(0)])
+        self.assertTrue(torch.equal(y.to_local(1), torch.relu(host * 2 - 5)[2:]))
         self.equal(y, torch.relu(host * 2 - 5))
-        self.assertEqual(dtorch.device.placements(dtorch.device.redistribute(y, [Replicate()])), "[R]")
+        self.assertEqual(y.redistribute([Replicate()]).placements, [Replicate()])
 
     def test_errors_name_the_line(self):
         x = torch.ones(2, 2, device="dtorch")

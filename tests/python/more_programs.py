@@ -415,6 +415,16 @@ def factories(shape, dtype):
         aten.triu_indices.default(shape[0], shape[-1])
 
 
+@over([torch.float32, torch.int64, torch.bfloat16])
+def of_a_tensors_own_sizes(shape, dtype):
+    x = draw(shape, dtype)
+    x.new_zeros(x.shape)
+    x.new_ones(x.shape, dtype=torch.float64)
+    x.new_full(x.shape, 3)
+    x.new_empty(x.shape)
+    x.new_empty_strided(x.shape, x.stride())
+
+
 @over([torch.float32, torch.float64, torch.bfloat16], [(0,), (4, 0), (2, 0, 3), (0, 5), (3, 0, 2, 1)])
 def nothing(shape, dtype):
     x = draw(shape, dtype)

@@ -31,7 +31,7 @@ class WithDaemon(unittest.TestCase):
         cls.addClassCleanup(cls.daemon.stop)
 
     def connect(self, **options):
-        session = dtorch.connect(self.daemon.socket, name="numerics_test", **options)
+        session = dtorch.client.connect(self.daemon.socket, name="numerics_test", **options)
         self.addCleanup(session.close)
         return session
 

@@ -82,7 +82,7 @@ def run(options):
         for workers in options.workers:
             daemon = Daemon(options.bin.resolve(), "--workers.count", str(workers), "--log.level", "error")
             stack.callback(daemon.stop)
-            sessions.append(stack.enter_context(dtorch.connect(daemon.socket, name="operators_test")))
+            sessions.append(stack.enter_context(dtorch.client.connect(daemon.socket, name="operators_test")))
         return check(options, sessions).result()
 
 

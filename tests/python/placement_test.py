@@ -64,7 +64,7 @@ class Prover:
 
     def start(self):
         self.daemon = Daemon(self.bin, "--workers.count", str(WORKERS), "--log.level", "error")
-        self.session = dtorch.connect(self.daemon.socket, name="placement_test")
+        self.session = dtorch.client.connect(self.daemon.socket, name="placement_test")
         self.meshes = {name: self.session.mesh(range(torch.Size(shape).numel()), shape) for name, shape in MESHES.items()}
         self.is_broken = False  # a worker died
 
@@ -376,17 +376,26 @@ def without_twins(name):
     return base[:-1] if base.endswith("_") and not base.endswith("__") else base
 
 
-def write_docs(report, file):
-    proven = report.proven()
+def write_docs(report, file, whole):
+    """A run that is not whole adds the rows that the file has not."""
+    known = {}
+    if not whole:
+        for line in pathlib.Path(file).read_text().splitlines():
+            if line.startswith("| `"):
+                name, rows, samples = line.strip("|").split("|")
+                known[name.split("`")[1]] = rows[1:-1].split("; "), int(samples)
+    for name, rows in report.proven().items():
+        before, samples = known.get(name, ([], 0))
+        known[name] = sorted({*before, *(text for text, _ in rows)}), max(samples, sum(passed for _, passed in rows))
+    lines = {name: f"| `{name}` | {'; '.join(rows)} | {samples} |" for name, (rows, samples) in known.items()}
     with open(file, "w") as out:
         out.write("# Operators that run on sharded tensors\n\n"
                   "Written by `tests/python/placement_test.py`: do not edit. A row names the placements of an operator's tensor "
                   "arguments and of its results along one mesh dimension: R Replicate, S(d) Shard of dimension d, P(op) "
                   "Partial; `[S(0)]`, all tensors of a list. Each row was run on samples of PyTorch's; on the right, on how "
                   "many, each on 2 and 3 workers. All inputs Replicate is always accepted.\n\n"
-                  f"{totals(proven)}.\n\n| operator | rows | samples |\n| --- | --- | --- |\n")
-        for name, rows in proven.items():
-            out.write(f"| `{name}` | {'; '.join(text for text, _ in rows)} | {sum(passed for _, passed in rows)} |\n")
+                  f"{totals(lines)}.\n\n| operator | rows | samples |\n| --- | --- | --- |\n")
+        out.writelines(f"{lines[name]}\n" for name in sorted(lines))
 
 
 def summary(report, whole):
@@ -415,7 +424,7 @@ def main():
     parser.add_argument("--budget", type=float, default=0, help="seconds: as much as fits, in the order of the seed")
     parser.add_argument("--random", type=int, default=0, help="so many random operators x placements instead")
     parser.add_argument("--samples", type=int, default=12, help="the first so many of an operator and dtype; 0: all")
-    parser.add_argument("--docs", help="write what is proven as Markdown to this file")
+    parser.add_argument("--docs", help="write what is proven as Markdown to this file; of --only, into it")
     parser.add_argument("--report", help="write what is wrong or not proven to this file")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
@@ -426,8 +435,8 @@ def main():
         print(f"  {line[:400]}")
     if options.report:
         pathlib.Path(options.report).write_text("".join(f"{line}\n" for line in lines))
-    if options.docs and whole and not failed:
-        write_docs(report, options.docs)
+    if options.docs and not failed:
+        write_docs(report, options.docs, whole)
     print("; ".join(failed) or "passed")
     sys.exit(1 if failed or not report.cases else 0)
 

@@ -39,7 +39,7 @@ class WithDaemon(unittest.TestCase):
         self.session = self.connect()
 
     def connect(self, **options):
-        session = dtorch.connect(self.daemon.socket, **options)
+        session = dtorch.client.connect(self.daemon.socket, **options)
         self.addCleanup(session.close)
         return session
 
@@ -467,7 +467,7 @@ class Sessions(WithDaemon):
         def work(number):
             try:
                 rng = random.Random(1000 * OPTIONS.seed + number)
-                session = dtorch.connect(self.daemon.socket, name=f"session {number}")
+                session = dtorch.client.connect(self.daemon.socket, name=f"session {number}")
                 mesh = session.mesh(meshes[number % len(meshes)])
                 local = torch.arange(24.0, dtype=torch.float64).view(6, 4) + number
                 remote = session.put(local, [Shard(0)], mesh=mesh)

@@ -28,7 +28,7 @@ class ShardingTest(unittest.TestCase):
         self.connect()
 
     def connect(self, **options):
-        self.session = dtorch.connect(self.daemon.socket, name="sharding_test", **options)
+        self.session = dtorch.client.connect(self.daemon.socket, name="sharding_test", **options)
         self.addCleanup(self.session.close)
         self.meshes = {2: self.session.mesh([0, 1]), 4: self.session.world}
 

@@ -55,7 +55,7 @@ class Client:
 
     def run(self):
         while not self.ends:
-            session = dtorch.connect(self.socket, timeout=PATIENCE)
+            session = dtorch.client.connect(self.socket, timeout=PATIENCE)
             session.implicit = True
             for _ in range(self.random.randint(1, 20)):
                 if self.ends:

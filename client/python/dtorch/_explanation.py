@@ -16,19 +16,21 @@ def _placements(wire):
 
 
 class Redistribution:
-    """An input that is moved before an operator runs: its number among the call's tensors, from where to where, the bytes
-    that a rank receives, and in how many collectives. Of those that have been made: the operator, the line that called it,
-    and how often."""
+    """A tensor that is moved: its number among the call's tensors, from where to where, the bytes that a rank receives,
+    and by which collectives ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"). Of those that have been made:
+    the operator whose input it was ("redistribute" and "gradient": it was asked for) or, if `inner`, which works by it;
+    the line that called it, and how often."""
 
-    def __init__(self, wire, operator=None, site=None, count=None):
+    def __init__(self, wire, operator=None, site=None, count=None, inner=False):
         self.input = wire["input"]
         self.source = _placements(wire["from"])
         self.target = _placements(wire["to"])
         self.bytes = wire["bytes"]
-        self.collectives = wire["collectives"]
+        self.collectives = list(wire["collectives"])
         self.operator = operator
         self.site = site
         self.count = count
+        self.inner = inner
 
     def __repr__(self):
         where = "" if self.operator is None else f"{self.count} x {self.operator} at {self.site}: "
