@@ -34,6 +34,16 @@ class Documents(unittest.TestCase):
                 with self.subTest(document=document.name, key=key):
                     self.assertIn(key, printed)
 
+    def test_links_of_documents(self):
+        for document in DOCUMENTS:
+            for link in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+                with self.subTest(document=document.name, link=link):
+                    self.assertTrue((document.parent / link).exists())
+
+    def test_readme_example_of_pytorch(self):
+        block = re.search(r"```python\n(def main.*?)```", (ROOT / "README.md").read_text(), re.S).group(1)
+        self.assertIn(block, (ROOT / "examples/digits.py").read_text())
+
     def test_readme_example(self):
         block = re.search(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(), re.S).group(1)
         self.assertEqual(block, (ROOT / "examples/hello/hello.cc").read_text())
