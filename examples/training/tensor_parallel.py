@@ -3,8 +3,11 @@ attention. Each pair all-reduces its output once, and its input's gradient once 
 
     python examples/training/tensor_parallel.py
 """
+import functools
+
 import torch
-from model import Transformer, batches, loss_of
+from fit import fit
+from model import Transformer, loss_of
 
 import dtorch
 from dtorch import ColwiseParallel, RowwiseParallel
@@ -21,17 +24,8 @@ def train(workers, steps=20):
     mesh = dtorch.init_device_mesh("dtorch", (workers,), mesh_dim_names=("tp",))
     torch.manual_seed(0)
     model = dtorch.parallelize_module(Transformer(), mesh["tp"], PLAN)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    losses = []
-    torch.manual_seed(1)  # of dropout
-    for tokens, targets in batches(steps):
-        tokens, targets = (dtorch.distribute_tensor(each, mesh) for each in (tokens, targets))
-        optimizer.zero_grad()
-        loss = loss_of(model, tokens, targets)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return [loss.item() for loss in losses]
+    everywhere = functools.partial(dtorch.distribute_tensor, device_mesh=mesh)
+    return fit(model.parameters(), steps, lambda tokens, targets: loss_of(model, everywhere(tokens), everywhere(targets)))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ worker steps its part of the parameters, and the parts are gathered.
 import functools
 
 import torch
-from model import Transformer, batches, loss_of
+from fit import fit
+from model import Transformer, loss_of
 
 import dtorch
 from dtorch import Replicate, Shard
@@ -20,18 +21,13 @@ def train(workers, steps=20):
     masters = {}  # the parts that the optimizer steps; the model's parameters are made of them
     for name, parameter in model.named_parameters():
         masters[name] = dtorch.distribute_tensor(parameter, mesh, [Shard(0)])
-    optimizer = torch.optim.AdamW(masters.values(), lr=3e-3)
-    losses = []
-    torch.manual_seed(1)  # of dropout
-    for tokens, targets in batches(steps):
-        tokens, targets = (dtorch.distribute_tensor(each, mesh, [Shard(0)]) for each in (tokens, targets))
-        optimizer.zero_grad()
+    split = functools.partial(dtorch.distribute_tensor, device_mesh=mesh, placements=[Shard(0)])
+
+    def loss(tokens, targets):
         parameters = {name: master.redistribute([Replicate()]) for name, master in masters.items()}
-        loss = loss_of(functools.partial(torch.func.functional_call, model, parameters), tokens, targets)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return [loss.item() for loss in losses]
+        return loss_of(functools.partial(torch.func.functional_call, model, parameters), split(tokens), split(targets))
+
+    return fit(masters.values(), steps, loss)
 
 
 if __name__ == "__main__":

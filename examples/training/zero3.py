@@ -3,8 +3,11 @@ A parameter is gathered where it is used; its gradient is reduce-scattered.
 
     python examples/training/zero3.py
 """
+import functools
+
 import torch
-from model import Transformer, batches, loss_of
+from fit import fit
+from model import Transformer, loss_of
 
 import dtorch
 from dtorch import Shard
@@ -15,17 +18,8 @@ def train(workers, steps=20):
     mesh = dtorch.init_device_mesh("dtorch", (workers,), mesh_dim_names=("dp",))
     torch.manual_seed(0)
     model = dtorch.fully_shard(Transformer(), mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    losses = []
-    torch.manual_seed(1)  # of dropout
-    for tokens, targets in batches(steps):
-        tokens, targets = (dtorch.distribute_tensor(each, mesh, [Shard(0)]) for each in (tokens, targets))
-        optimizer.zero_grad()
-        loss = loss_of(model, tokens, targets)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return [loss.item() for loss in losses]
+    split = functools.partial(dtorch.distribute_tensor, device_mesh=mesh, placements=[Shard(0)])
+    return fit(model.parameters(), steps, lambda tokens, targets: loss_of(model, split(tokens), split(targets)))
 
 
 if __name__ == "__main__":
