@@ -21,9 +21,13 @@ FutureState::FutureState(std::shared_ptr<SessionCore> session, FutureId id, Kind
 FutureState::FutureState(absl::Status error) : id_(0), kind_(Kind::kDone), resolved_(true), status_(std::move(error)) {}
 
 FutureState::~FutureState() {
-  if (!resolved_) session_->cancel(id_);
+  if (!resolved_ && !isParents()) session_->cancel(id_);
   if (event_ >= 0) ::close(event_);
 }
+
+bool FutureState::isParents() const { return session_ != nullptr && session_->isParents(); }
+
+const absl::Status& FutureState::status() const { return !resolved_ && isParents() ? forkedError() : status_; }
 
 bool FutureState::resolved() const {
   const std::lock_guard lock(mutex_);
@@ -31,6 +35,7 @@ bool FutureState::resolved() const {
 }
 
 bool FutureState::poll() const {
+  if (isParents()) return true;
   if (resolved()) return true;
   session_->flush();
   return false;
@@ -49,7 +54,7 @@ bool FutureState::waitUntil(std::chrono::steady_clock::time_point deadline) cons
 }
 
 int FutureState::event() {
-  poll();
+  if (poll() && isParents()) return -1;
   const std::lock_guard lock(mutex_);
   if (event_ < 0) event_ = ::eventfd(resolved_ ? 1 : 0, EFD_CLOEXEC | EFD_NONBLOCK);
   return event_;

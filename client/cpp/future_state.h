@@ -58,7 +58,7 @@ class FutureState {
   /// A descriptor that is readable from then on that the future is resolved, as long as this lives; -1: there is none.
   int event();
   /// Valid once resolved; never change again.
-  const absl::Status& status() const { return status_; }
+  const absl::Status& status() const;
   const FutureReply& reply() const { return reply_; }
 
   /// Takes the next message of the answer; true when that resolved the future.
@@ -71,6 +71,8 @@ class FutureState {
  private:
   absl::Status assemble(const v1::FutureResult& result, const Mesh& mesh);
   bool resolved() const;
+  /// In a forked child it is resolved, with an error unless the value was here before.
+  bool isParents() const;
 
   const std::shared_ptr<SessionCore> session_;
   const FutureId id_;

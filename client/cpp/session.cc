@@ -8,12 +8,15 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/address.h"
 #include "client/cpp/connection.h"
+#include "client/cpp/fork.h"
 #include "client/cpp/session_core.h"
 #include "proto/version.h"
 
 namespace dtorch {
 
 absl::StatusOr<std::shared_ptr<Session>> Session::connect(ConnectOptions options) {
+  static const int first = forkDepth();  // where gRPC works
+  if (first != forkDepth()) return forkedError();
   const auto deadline = std::chrono::steady_clock::now() + options.timeout;
   const std::string address = options.address.empty() ? defaultAddress() : grpcAddress(options.address);
   if (absl::Status status = checkAddress(address); !status.ok()) return status;
@@ -44,7 +47,10 @@ absl::StatusOr<std::shared_ptr<Session>> Session::connect(ConnectOptions options
   return session;
 }
 
-Session::~Session() = default;
+Session::~Session() {
+  // Its threads are the parent's, and so is the memory that it lends.
+  if (core_ != nullptr && core_->isParents()) static_cast<void>(connection_.release());
+}
 
 absl::StatusOr<Mesh> Session::mesh(std::vector<Rank> ranks, std::vector<std::int64_t> shape,
                                    std::vector<std::string> names) {
@@ -98,6 +104,7 @@ Future<std::string> Session::redistributions(bool forget) {
 }
 
 absl::Status Session::cancel() {
+  if (core_->isParents()) return forkedError();
   v1::CancelRequest request;
   request.set_protocol(kProtocolVersion);
   request.set_session(id_);

@@ -74,6 +74,7 @@ Tensor SessionCore::make(TensorId id) {
 }
 
 absl::StatusOr<Mesh> SessionCore::mesh(const DeviceMesh& device) {
+  if (isParents()) return forkedError();
   CommandQueue::Appender commands = queue_.append();
   const std::lock_guard lock(mutex_);
   for (const auto& known : meshes_) {
@@ -98,6 +99,7 @@ Mesh SessionCore::meshOf(std::uint32_t id) {
 }
 
 absl::Status SessionCore::meshError(const Mesh& mesh) const {
+  if (isParents()) return forkedError();
   if (!mesh) return absl::InvalidArgumentError("no mesh was given: use Session::mesh()");
   if (mesh.data_->session != this) return absl::InvalidArgumentError("the mesh belongs to another session");
   return absl::OkStatus();
@@ -184,7 +186,7 @@ absl::StatusOr<TensorId> SessionCore::submit(absl::string_view name, absl::Span<
                                              std::uint32_t outputs, const CallOptions& options, const Mesh& world,
                                              Site site, FutureId explained) {
   absl::InlinedVector<TensorId, 8> inputs;
-  absl::Status error;
+  absl::Status error = isParents() ? failed(name, site, forkedError()).handle_->error : absl::OkStatus();
   const auto addInput = [&](const Tensor& tensor) {
     if (!tensor.defined() || !error.ok()) return;
     const Tensor::Handle& handle = *tensor.handle_;
@@ -391,6 +393,7 @@ Tensor SessionCore::redistribute(const Tensor& tensor, const Placements& placeme
     return failed("redistribute", site, absl::InvalidArgumentError("a gradient of another session's tensor"));
   }
   SessionCore& self = *tensor.handle_->session;
+  if (self.isParents()) return failed("redistribute", site, forkedError());
   TensorId output = 0;
   {
     CommandQueue::Appender commands = self.queue_.append();
@@ -415,6 +418,7 @@ Tensor SessionCore::redistribute(const Tensor& tensor, const Placements& placeme
 
 template <typename Fill>
 std::shared_ptr<FutureState> SessionCore::request(FutureState::Kind kind, const Fill& fill) {
+  if (isParents()) return std::make_shared<FutureState>(forkedError());
   CommandQueue::Appender commands = queue_.append();
   const FutureId id = nextFuture_++;
   std::shared_ptr<FutureState> state = newFuture(kind, id);
@@ -437,6 +441,7 @@ std::shared_ptr<FutureState> SessionCore::newFuture(FutureState::Kind kind, Futu
 std::shared_ptr<FutureState> SessionCore::explain(absl::string_view name, absl::Span<const Argument> arguments,
                                                   std::uint32_t outputs, const CallOptions& options, const Mesh& world,
                                                   Site site) {
+  if (isParents()) return std::make_shared<FutureState>(forkedError());
   FutureId id = 0;
   std::shared_ptr<FutureState> state;
   {
@@ -517,6 +522,7 @@ std::uint64_t SessionCore::cancelCalls() {
 }
 
 void SessionCore::release(TensorId tensor) {
+  if (isParents()) return;
   CommandQueue::Appender commands = queue_.appendAtOnce();
   if (!commands) return;
   v1::Command* last = commands.last();
@@ -525,6 +531,7 @@ void SessionCore::release(TensorId tensor) {
 }
 
 void SessionCore::cancel(FutureId future) {
+  if (isParents()) return;
   {
     const std::lock_guard lock(mutex_);
     futures_.erase(future);

@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "client/cpp/call_tables.h"
 #include "client/cpp/command_queue.h"
+#include "client/cpp/fork.h"
 #include "client/cpp/future_state.h"
 #include "client/cpp/host_tensor.h"
 #include "client/cpp/mesh.h"
@@ -24,11 +25,14 @@
 namespace dtorch {
 
 /// A session without its connection: turns calls into commands, and answers into futures. Shared by the Session, its
-/// tensors and futures; outlives the connection.
+/// tensors and futures; outlives the connection. Of no use in a forked child: all calls fail there, without a lock.
 /// Thread: safe; onResult by one thread at a time.
 class SessionCore : public std::enable_shared_from_this<SessionCore> {
  public:
   explicit SessionCore(CommandQueue::Limits limits = {}) : queue_(limits) {}
+
+  /// The process was forked from the one whose session this is: nothing of it may be used, nor destroyed.
+  bool isParents() const { return forkDepth() != forkDepth_; }
 
   // For the connection.
   CommandQueue& queue() { return queue_; }
@@ -106,6 +110,7 @@ class SessionCore : public std::enable_shared_from_this<SessionCore> {
   static constexpr std::size_t kMaxLentBytes = std::size_t{1} << 30;
   static constexpr std::size_t kIdleBytes = 256 << 20;
 
+  const int forkDepth_ = forkDepth();
   CommandQueue queue_;
   // Guarded by queue_'s Appender: their order is the commands' order.
   TemplateTable templates_;

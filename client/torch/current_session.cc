@@ -1,7 +1,6 @@
 #include "client/torch/current_session.h"
 
 #include <c10/util/Exception.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -9,13 +8,15 @@
 #include <mutex>
 #include <utility>
 
+#include "client/cpp/fork.h"
+
 namespace dtorch {
 namespace {
 
 struct Current {
   std::mutex mutex;
   std::shared_ptr<Session> session;
-  pid_t pid = 0;
+  int forkDepth = -1;  // of the process that set it; -1: there is none
   Destination destination;
   std::atomic<bool> implicit{true};
   std::atomic<std::int64_t> timeLimitMs{0};
@@ -30,7 +31,7 @@ Current& current() {
 
 std::shared_ptr<Session> currentSession() {
   Current& state = current();
-  TORCH_CHECK(state.pid == 0 || state.pid == ::getpid(),
+  TORCH_CHECK(state.forkDepth == -1 || state.forkDepth == forkDepth(),
               "a forked process cannot use its parent's session of the device dtorch: start it with the method "
               "\"spawn\", or make its tensors on the CPU");
   const std::lock_guard lock(state.mutex);
@@ -42,7 +43,7 @@ std::shared_ptr<Session> currentSession() {
 void setCurrentSession(std::shared_ptr<Session> session) {
   Current& state = current();
   const std::lock_guard lock(state.mutex);
-  state.pid = session == nullptr ? 0 : ::getpid();
+  state.forkDepth = session == nullptr ? -1 : forkDepth();
   state.destination = {};       // a mesh is of its session
   state.session.swap(session);  // the old one ends without the lock
 }

@@ -32,6 +32,7 @@ struct ServerOptions {
 class Server {
  public:
   /// Binds (taking over a stale socket) without serving yet, so that a second daemon fails before it starts workers.
+  /// Waits up to 1 s for the end of one that was killed.
   static absl::StatusOr<std::unique_ptr<Server>> bind(const ServerOptions& options);
   ~Server();
   /// Serves `listener`, which must outlive the server. The health service answers NOT_SERVING until setServing(true).

@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -12,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "client/cpp/address.h"
 #include "client/cpp/operators.h"
 #include "tests/catch.h"
@@ -280,6 +282,49 @@ TEST_CASE("The default address is the environment's, else a socket that exists, 
     else
       ::unsetenv(name.c_str());
   }
+}
+
+// What a forked child does with its parent's session; 0: all was refused, and nothing waited.
+int useInChild(FakeDaemon& daemon, std::shared_ptr<Session> session, Tensor tensor, Future<HostTensor> unresolved) {
+  const auto isRefused = [](const absl::Status& status) {
+    return absl::IsFailedPrecondition(status) && absl::StrContains(status.message(), "forked");
+  };
+  if (!isRefused(unresolved.get().status())) return 1;
+  if (!isRefused(tensor.get().wait(5s).status())) return 2;
+  if (!isRefused(add(tensor, tensor).get().get().status())) return 3;
+  if (!isRefused(put(*session, {1}).describe().get().status())) return 4;
+  if (!isRefused(session->call("aten::ones", {std::vector<std::int64_t>{2}}).get().get().status())) return 5;
+  if (!isRefused(session->mesh({0}).status())) return 6;
+  if (!isRefused(session->cancel())) return 7;
+  if (!isRefused(session->synchronize().get())) return 8;
+  if (!isRefused(Session::connect({daemon.socket(), 5s, "child"}).status())) return 9;
+  return 0;
+}
+
+TEST_CASE("a forked child is refused its parent's session at once, whatever its parent's threads hold") {
+  FakeDaemon daemon;
+  auto session = connect(daemon);
+  std::atomic<bool> stop = false;
+  std::thread busy([&] {
+    while (!stop) put(*session, {1, 2});  // and releases it
+  });
+  for (int round = 0; round < 20; ++round) {
+    CAPTURE(round);
+    Tensor tensor = put(*session, {1, 2});
+    Future<HostTensor> future = tensor.get();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);  // ends a child that waits
+      const int code = useInChild(daemon, std::move(session), std::move(tensor), std::move(future));
+      ::_exit(code);  // its copies are gone: the last of the session, of the tensor, and of the future
+    }
+    int status = 0;
+    CHECK(::waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+  }
+  stop = true;
+  busy.join();
+  CHECK(put(*session, {3}).get().get().ok());
 }
 
 }  // namespace

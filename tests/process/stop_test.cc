@@ -87,6 +87,15 @@ bool blocks(pid_t pid, int signal) {
   return false;
 }
 
+// Whether it waits for the end of another.
+bool holdsProcess(pid_t pid) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(absl::StrCat("/proc/", pid, "/fd"), error)) {
+    if (std::filesystem::read_symlink(entry, error) == "anon_inode:[pidfd]") return true;
+  }
+  return false;
+}
+
 // What is under way, and its futures.
 struct State {
   const char* name;
@@ -217,7 +226,13 @@ TEST_CASE("a stop of a daemon that is stopping waits for its end, too") {
   signalWorker(daemon, SIGSTOP);  // its end takes the daemon more than a second
   std::future<ProgramResult> first = runCtl(daemon, {"stop"});
   REQUIRE(eventually([&] { return !std::filesystem::exists(daemon.socket()); }, seconds(5)));
-  checkHasStopped(runCtl(daemon, {"stop"}));
+  daemon.kill(SIGSTOP);  // nor does it end before it is waited for
+  const TempDir folder;
+  const pid_t second = startProgram({binFolder() + "/dtorchctl", "--socket", daemon.socket(), "stop"}, folder.file("second"));
+  CHECK(eventually([&] { return holdsProcess(second); }, kDeadline));
+  daemon.kill(SIGCONT);
+  CHECK(waitForChild(second, kDeadline) == 0);
+  CHECK(absl::StrContains(readFile(folder.file("second")), "has stopped"));
   checkHasStopped(std::move(first));
   REQUIRE(daemon.waitForEnd(seconds(5)).has_value());
 }
