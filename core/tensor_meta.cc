@@ -1,6 +1,7 @@
 #include "core/tensor_meta.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -32,6 +33,24 @@ std::vector<std::int64_t> contiguousStrides(const std::vector<std::int64_t>& sha
     if (__builtin_mul_overflow(step, std::max<std::int64_t>(shape[d], 1), &step)) {
       return std::vector<std::int64_t>(shape.size(), 1);  // an empty tensor: nothing lies anywhere
     }
+  }
+  return strides;
+}
+
+std::vector<std::int64_t> stridesInOrderOf(const TensorMeta& whole, const std::vector<std::int64_t>& shape) {
+  if (whole.strides.size() != shape.size() || whole.numel() == 0) return {};
+  std::vector<std::size_t> order(shape.size());  // of the dimensions, from the innermost
+  std::iota(order.rbegin(), order.rend(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return whole.strides[a] < whole.strides[b]; });
+  std::vector<std::int64_t> strides(shape.size());
+  std::int64_t wholeStep = 1;
+  std::int64_t step = 1;
+  for (const std::size_t d : order) {
+    if (whole.shape[d] != 1 && whole.strides[d] != wholeStep) return {};
+    wholeStep *= whole.shape[d];
+    strides[d] = step;
+    step *= std::max<std::int64_t>(shape[d], 1);
   }
   return strides;
 }

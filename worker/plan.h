@@ -58,7 +58,8 @@ struct PlanSegment {
 struct ExpectedOutput {
   c10::ScalarType dtype;
   std::vector<std::int64_t> shape;    // local
-  std::vector<std::int64_t> strides;  // of a whole tensor; empty: not known
+  std::vector<std::int64_t> strides;  // empty: not known
+  bool isWhole = false;               // not a part: this rank's kernels saw what was planned for
   static constexpr int kOwnMemory = -1;
   static constexpr int kUnknown = -2;
   int alias = kUnknown;  // the input whose memory it shares

@@ -75,19 +75,12 @@ void cutViews(const std::vector<Redistribution>& redistributions, std::vector<in
 
 // Whether its elements lie without a gap, but not in row-major order.
 bool isPermuted(const TensorMeta& meta) {
-  if (meta.numel() == 0 || meta.strides.size() != meta.shape.size()) return false;
-  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride, extent
-  for (std::size_t d = 0; d < meta.shape.size(); ++d) {
-    if (meta.shape[d] != 1) dims.emplace_back(meta.strides[d], meta.shape[d]);
+  const std::vector<std::int64_t> strides = stridesInOrderOf(meta, meta.shape);
+  const std::vector<std::int64_t> rowMajor = contiguousStrides(meta.shape);
+  for (std::size_t d = 0; d < strides.size(); ++d) {
+    if (meta.shape[d] != 1 && strides[d] != rowMajor[d]) return true;
   }
-  const bool inOrder = std::is_sorted(dims.rbegin(), dims.rend());
-  std::sort(dims.begin(), dims.end());
-  std::int64_t next = 1;
-  for (const auto& [stride, extent] : dims) {
-    if (stride != next) return false;
-    next *= extent;
-  }
-  return !inOrder;
+  return false;
 }
 
 const char* nameOf(MoveFor purpose) {
