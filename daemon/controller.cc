@@ -1,5 +1,6 @@
 #include "daemon/controller.h"
 
+#include <malloc.h>
 #include <poll.h>
 #include <pthread.h>
 #include <spdlog/spdlog.h>
@@ -364,6 +365,8 @@ void Controller::handleOnLoop(Event event) {
                           }
                           session->close();
                           sessions_.erase(closed.session);
+                          // What a crowd of sessions has freed lies scattered, and would count as the daemon's memory.
+                          if (sessions_.empty()) ::malloc_trim(0);
                         },
                         [&](Cancelled& cancelled) {
                           ClientSession* session = find(cancelled.session);
