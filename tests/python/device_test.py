@@ -298,6 +298,25 @@ class DeviceTest(unittest.TestCase):
                                     *(b.cpu() for b in each.buffers())])
                 torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
 
+    def test_layers_take_inputs_split_along_any_dimension(self):
+        torch.manual_seed(3)
+        host = torch.randn(4, 6, 8)
+        for module in (nn.MultiheadAttention(8, 2, batch_first=True), nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True),
+                       nn.LSTM(8, 6, batch_first=True)):
+            arguments = 3 if isinstance(module, nn.MultiheadAttention) else 1
+            there = copy.deepcopy(module).to("dtorch")
+            for dim in range(3):
+                with self.subTest(type(module).__name__, dim=dim):
+                    results = []
+                    for each, x in (module, host.clone()), (there, dtorch.distribute_tensor(host, placements=[Shard(dim)])):
+                        x.requires_grad_()
+                        each.zero_grad()
+                        out = each(*[x] * arguments)
+                        out = out[0] if isinstance(out, tuple) else out
+                        out.square().sum().backward()
+                        results.append([out.detach().cpu(), x.grad.cpu(), *(p.grad.cpu() for p in each.parameters())])
+                    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+
     def test_a_data_loaders_children(self):
         numbers = torch.utils.data.TensorDataset(torch.arange(20.0).reshape(10, 2))
         loader = torch.utils.data.DataLoader(numbers, batch_size=2, num_workers=2)

@@ -161,6 +161,20 @@ class TensorTest(Case):
         with self.assertRaisesRegex(RuntimeError, "torch.chunk"):
             dtorch.from_local(list(reversed(parts)), placements=[Shard(0)]).cpu()
 
+    def test_parts_get_their_gradients(self):
+        weight = torch.randn(5, 4)
+        for placement, rows, scale in ((Shard(0), (2, 2, 1), 1), (Partial(), (5, 5, 5), 1), (Partial("avg"), (5, 5, 5), 1 / 3),
+                                       (Replicate(), (5, 5, 5), 1)):
+            with self.subTest(placement):
+                parts = [torch.ones(extent, 4, requires_grad=True) for extent in rows]
+                (dtorch.from_local(parts, placements=[placement]) * weight.to("dtorch")).sum().backward()
+                wanted = weight.split(rows) if placement == Shard(0) else [scale * weight] * 3
+                for part, gradient in zip(parts, wanted, strict=True):
+                    torch.testing.assert_close(part.grad, gradient)
+        parts = [torch.ones(2, requires_grad=True) for _ in range(3)]
+        with self.assertRaisesRegex(NotImplementedError, "max"):
+            dtorch.from_local(parts, placements=[Partial("max")]).sum().backward()
+
     def test_tensors_show_their_values_and_where_they_lie(self):
         x = distribute_tensor(torch.arange(6.0).reshape(3, 2), placements=[Shard(0)])
         self.assertEqual(repr(x), "tensor([[0., 1.],\n        [2., 3.],\n        [4., 5.]], device='dtorch:0', "

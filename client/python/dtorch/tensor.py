@@ -50,10 +50,10 @@ def distribute_tensor(tensor, device_mesh=None, placements=None):
 
 def from_local(parts, device_mesh=None, placements=None, *, shape=None):
     """A tensor of what each worker of a mesh shall hold: CPU tensors, in the order of the mesh's ranks; of a Partial one,
-    the summands. `shape`: of the whole; default: what the parts add up to. RuntimeError (with the value): parts of a
-    Shard that are not as torch.chunk() splits, replicas that differ."""
+    the summands. `shape`: of the whole; default: what the parts add up to. Differentiable: a part's gradient is that of
+    what its worker holds; each replica gets all of it. RuntimeError (with the value): parts of a Shard that are not as
+    torch.chunk() splits, replicas that differ."""
     mesh = device_mesh or default_mesh()
-    parts = [part.detach() for part in parts]
     if len(parts) != mesh._root.size():
         raise ValueError(f"{len(parts)} parts for the {mesh._root.size()} workers of {mesh._root}")
     placements = _checked(mesh.expand(placements), parts[0].dim())
@@ -61,7 +61,7 @@ def from_local(parts, device_mesh=None, placements=None, *, shape=None):
         extents = torch.tensor([part.shape for part in parts], dtype=torch.int64)
         extents = extents.reshape(*mesh._root.mesh.shape, parts[0].dim())
         shape = [int(_whole_extent(extents[..., dim], placements, dim)) for dim in range(parts[0].dim())]
-    return _OPERATORS.distribute_parts(parts, list(shape), mesh._pointer, text_of(placements))
+    return _FromParts.apply(mesh, placements, list(shape), *parts)
 
 
 def _whole_extent(extents, placements, dim):
@@ -144,6 +144,27 @@ def _is_on(info, mesh):
 def _mesh_of(info):
     mesh = torch.tensor(info.mesh.ranks).reshape(info.mesh.shape)
     return DeviceMesh("dtorch", mesh, mesh_dim_names=info.mesh.names or None)
+
+
+class _FromParts(torch.autograd.Function):
+    """A tensor of what each worker shall hold."""
+
+    @staticmethod
+    def forward(context, mesh, placements, shape, *parts):
+        context.where = mesh._root, placements
+        return _OPERATORS.distribute_parts([part.detach() for part in parts], shape, mesh._pointer, text_of(placements))
+
+    @staticmethod
+    def backward(context, gradient):
+        mesh, placements = context.where
+        for dim, placement in enumerate(placements):
+            if isinstance(placement, Partial):
+                if placement.reduce_op not in ("sum", "avg"):
+                    raise NotImplementedError(f"the gradient of from_local()'s parts for {placement}")
+                gradient = gradient / mesh.size(dim) if placement.reduce_op == "avg" else gradient
+        gradient = _redistribute(gradient, mesh, [Replicate() if isinstance(each, Partial) else each for each in placements])
+        parts = [handle_of(gradient).get_local(rank) for rank in mesh.mesh.flatten().tolist()]
+        return None, None, None, *(TensorFuture(part).wait() for part in parts)
 
 
 class _Moved(torch.autograd.Function):
