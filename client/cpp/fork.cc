@@ -8,7 +8,10 @@ namespace dtorch {
 namespace {
 
 std::atomic<int> depth{0};
-const int registered = ::pthread_atfork(nullptr, nullptr, [] { depth.fetch_add(1, std::memory_order_relaxed); });
+std::atomic<int> count{0};
+const int registered = ::pthread_atfork(
+    nullptr, [] { count.fetch_add(1, std::memory_order_relaxed); },
+    [] { depth.fetch_add(1, std::memory_order_relaxed); });
 
 }  // namespace
 
@@ -16,6 +19,8 @@ int forkDepth() {
   static_cast<void>(registered);
   return depth.load(std::memory_order_relaxed);
 }
+
+int forkCount() { return count.load(std::memory_order_relaxed); }
 
 const absl::Status& forkedError() {
   static const auto* error = new absl::Status(

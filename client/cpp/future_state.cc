@@ -64,8 +64,8 @@ void FutureState::resolve(absl::Status status) {
   {
     const std::lock_guard lock(mutex_);
     if (resolved_) return;
-    resolved_ = true;
     status_ = std::move(status);
+    resolved_ = true;  // last: a child may be forked in between
     if (event_ >= 0) ::eventfd_write(event_, 1);
   }
   resolvedChanged_.notify_all();  // after the lock, so that who wakes need not wait for it

@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "client/cpp/fork.h"
 #include "client/python/object.h"
 #include "dtorch/v1/types.pb.h"
 #include "proto/codec.h"
@@ -87,6 +88,8 @@ int guarded(const Body& body) {
 Site siteOf(dtorch_site site) {
   static std::mutex mutex;
   static absl::node_hash_set<std::string> files;
+  static const int ours = dtorch::forkDepth();
+  if (dtorch::forkDepth() != ours) return Site::of("python", 0);  // who held the mutex is not here, and the call is refused
   const std::lock_guard lock(mutex);
   return Site::of(files.emplace(site.file).first->c_str(), site.line);
 }

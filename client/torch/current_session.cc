@@ -16,7 +16,7 @@ namespace {
 struct Current {
   std::mutex mutex;
   std::shared_ptr<Session> session;
-  int forkDepth = -1;  // of the process that set it; -1: there is none
+  std::atomic<int> forkDepth = -1;  // of the process that set it; -1: there is none
   Destination destination;
   std::atomic<bool> implicit{true};
   std::atomic<std::int64_t> timeLimitMs{0};
@@ -27,13 +27,17 @@ Current& current() {
   return *only;
 }
 
+// Who held the mutex, if anybody did, is not in this process.
+bool isParents(const Current& state) {
+  const int depth = state.forkDepth;
+  return depth != -1 && depth != forkDepth();
+}
+
 }  // namespace
 
 std::shared_ptr<Session> currentSession() {
   Current& state = current();
-  TORCH_CHECK(state.forkDepth == -1 || state.forkDepth == forkDepth(),
-              "a forked process cannot use its parent's session of the device dtorch: start it with the method "
-              "\"spawn\", or make its tensors on the CPU");
+  if (isParents(state)) raise(forkedError());
   const std::lock_guard lock(state.mutex);
   TORCH_CHECK(state.session != nullptr,
               "the device dtorch has no session: call dtorch.start() or dtorch.connect() first");
@@ -42,6 +46,7 @@ std::shared_ptr<Session> currentSession() {
 
 void setCurrentSession(std::shared_ptr<Session> session) {
   Current& state = current();
+  if (isParents(state)) return;
   const std::lock_guard lock(state.mutex);
   state.forkDepth = session == nullptr ? -1 : forkDepth();
   state.destination = {};       // a mesh is of its session
@@ -50,12 +55,14 @@ void setCurrentSession(std::shared_ptr<Session> session) {
 
 Destination currentDestination() {
   Current& state = current();
+  if (isParents(state)) raise(forkedError());
   const std::lock_guard lock(state.mutex);
   return state.destination;
 }
 
 void setCurrentDestination(Destination destination) {
   Current& state = current();
+  if (isParents(state)) return;
   const std::lock_guard lock(state.mutex);
   state.destination = std::move(destination);
 }

@@ -8,7 +8,7 @@
 namespace dtorch {
 
 /// The session that the device `dtorch` of this process stands for. Thread: safe.
-/// A forked child has none: its tensors are the parent's.
+/// A forked child has none: its tensors are the parent's, and what is set there is nothing.
 std::shared_ptr<Session> currentSession();
 void setCurrentSession(std::shared_ptr<Session> session);
 

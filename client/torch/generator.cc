@@ -19,16 +19,29 @@ std::mutex& drawing() {
   return *only;
 }
 
-void seedSession(std::uint64_t seed) {
-  currentSession()->callMany("dtorch::manual_seed", {std::bit_cast<std::int64_t>(seed)}, 0, {}, callSite());
+// With drawing() held, and the site of before.
+void seedSession(std::uint64_t seed, Site site) {
+  currentSession()->callMany("dtorch::manual_seed", {std::bit_cast<std::int64_t>(seed)}, 0, {}, site);
+}
+
+Tensor sessionState(Site site) { return currentSession()->call("dtorch::get_rng_state", {}, {}, site); }
+
+void setSessionState(const Tensor& state, Site site) {
+  currentSession()->callMany("dtorch::set_rng_state", {state}, 0, {}, site);
 }
 
 }  // namespace
 
-Tensor rngState() { return currentSession()->call("dtorch::get_rng_state", {}, {}, callSite()); }
+Tensor rngState() {
+  const Site site = callSite();
+  const DrawsFrom draws(nullptr, site);
+  return sessionState(site);
+}
 
 void setRngState(const Tensor& state) {
-  currentSession()->callMany("dtorch::set_rng_state", {state}, 0, {}, callSite());
+  const Site site = callSite();
+  const DrawsFrom draws(nullptr, site);
+  setSessionState(state, site);
 }
 
 RemoteGenerator::RemoteGenerator(bool isDefault)
@@ -38,7 +51,10 @@ RemoteGenerator::RemoteGenerator(bool isDefault)
 void RemoteGenerator::set_current_seed(std::uint64_t seed) {
   seed_ = seed;
   state_.reset();
-  if (isDefault_) seedSession(seed);
+  if (!isDefault_) return;
+  const Site site = callSite();
+  const DrawsFrom draws(nullptr, site);
+  seedSession(seed, site);
 }
 
 void RemoteGenerator::set_offset(std::uint64_t /*offset*/) {
@@ -64,7 +80,7 @@ void RemoteGenerator::set_state(const c10::TensorImpl& state) {
 
 c10::intrusive_ptr<c10::TensorImpl> RemoteGenerator::get_state() const {
   auto* self = const_cast<RemoteGenerator*>(this);
-  if (!isDefault_ && !state_) const DrawsFrom draws(self);
+  if (!isDefault_ && !state_) const DrawsFrom draws(self, callSite());
   const absl::StatusOr<HostTensor> value = (isDefault_ ? rngState() : *state_).get().get();
   if (!value.ok()) raise(value.status());
   // Of its own memory: the program may write to it.
@@ -88,21 +104,22 @@ void RemoteGenerator::keep(const Tensor& state) {
   session_ = currentSession();
 }
 
-void RemoteGenerator::begin() {
+void RemoteGenerator::begin(Site site) {
   TORCH_CHECK(!state_ || session_.lock() == currentSession(),
               "the state of this generator ended with its session: seed it, or set its state");
-  set_ = rngState();
+  site_ = site;
+  set_ = sessionState(site);
   if (state_) {
-    setRngState(*state_);
+    setSessionState(*state_, site);
   } else {
-    seedSession(seed_);
+    seedSession(seed_, site);
   }
 }
 
 void RemoteGenerator::end() noexcept {
   try {
-    keep(rngState());
-    setRngState(*std::exchange(set_, std::nullopt));
+    keep(sessionState(site_));
+    setSessionState(*std::exchange(set_, std::nullopt), site_);
   } catch (const std::exception&) {  // the session has ended, and its state with it
     set_.reset();
   }
@@ -113,9 +130,9 @@ const at::Generator& defaultGenerator() {
   return *only;
 }
 
-DrawsFrom::DrawsFrom(RemoteGenerator* generator)
+DrawsFrom::DrawsFrom(RemoteGenerator* generator, Site site)
     : lock_(drawing()), generator_(generator == nullptr || generator->isDefault() ? nullptr : generator) {
-  if (generator_ != nullptr) generator_->begin();
+  if (generator_ != nullptr) generator_->begin(site);
 }
 
 DrawsFrom::~DrawsFrom() {

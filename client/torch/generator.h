@@ -32,7 +32,7 @@ class RemoteGenerator final : public c10::GeneratorImpl {
   bool isDefault() const { return isDefault_; }
   /// Puts this state in the place of the session's, until end(). Throws where its session is not the current one any
   /// more.
-  void begin();
+  void begin(Site site);
   void end() noexcept;
 
  private:
@@ -45,6 +45,7 @@ class RemoteGenerator final : public c10::GeneratorImpl {
   std::optional<Tensor> state_;     // none: what the seed gives
   std::weak_ptr<Session> session_;  // whose the state is
   std::optional<Tensor> set_;       // the session's own, meanwhile
+  Site site_ = std::source_location();  // that began
 };
 
 /// Of the session's random state.
@@ -54,10 +55,11 @@ const at::Generator& defaultGenerator();
 Tensor rngState();
 void setRngState(const Tensor& state);
 
-/// While it lives, this thread alone draws random numbers, from `generator`; null: the default one.
+/// While it lives, this thread alone draws random numbers, from `generator`; null: the default one. It must not wait for
+/// Python's lock meanwhile, which another thread that waits to draw may hold: `site` is a callSite() of before.
 class DrawsFrom {
  public:
-  explicit DrawsFrom(RemoteGenerator* generator);
+  DrawsFrom(RemoteGenerator* generator, Site site);
   ~DrawsFrom();
   DrawsFrom(const DrawsFrom&) = delete;
   DrawsFrom& operator=(const DrawsFrom&) = delete;

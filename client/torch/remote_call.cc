@@ -58,9 +58,10 @@ class CallBuilder {
     }
     options_.implicit = redistributesImplicitly();
     options_.timeout = currentTimeLimit();
+    const Site site = callSite();
     std::optional<DrawsFrom> draws;
-    if (draws_) draws.emplace(generator_);
-    return session.callMany(schema_.name, absl::MakeConstSpan(positional_).first(used_), outputs, options_, callSite());
+    if (draws_) draws.emplace(generator_, site);
+    return session.callMany(schema_.name, absl::MakeConstSpan(positional_).first(used_), outputs, options_, site);
   }
 
  private:
@@ -210,6 +211,7 @@ c10::IValue numberOf(const Tensor& made) {
 }  // namespace
 
 void callRemotely(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const std::shared_ptr<Session> session = currentSession();
   const OperatorSchema& schema = schemaOf(op);
   const std::size_t count = schema.arguments.size();
   const c10::ArrayRef<c10::IValue> arguments(&*stack->end() - count, count);
@@ -222,7 +224,7 @@ void callRemotely(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
                                                                  [](const auto& each) { return each.isList; }),
                               schema.name, ": how many tensors it returns depends on values");
   const std::size_t outputs = outcome != nullptr ? outcome->results.size() : schema.returns.size();
-  const std::vector<Tensor> made = call.send(*currentSession(), static_cast<std::uint32_t>(outputs));
+  const std::vector<Tensor> made = call.send(*session, static_cast<std::uint32_t>(outputs));
   if (!expectation.isCertain && !made.empty()) {
     outcome = learn(made, outcome.get());
     remember(expectation.signature, outcome);

@@ -1,10 +1,14 @@
 #include "daemon/rpc/pid_file.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/sysmacros.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
@@ -35,6 +39,15 @@ std::int64_t holderOf(int fd) {
   std::int64_t pid = 0;
   if (::pread(fd, text, sizeof text - 1, 0) > 0) std::sscanf(text, "%ld", &pid);
   return pid;
+}
+
+// Whether a process has ended, by `deadline` at the latest.
+bool endsUntil(std::int64_t pid, std::chrono::steady_clock::time_point deadline) {
+  const FileDescriptor process(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
+  if (!process.valid()) return errno == ESRCH;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+  pollfd ended{process.get(), POLLIN, 0};
+  return ::poll(&ended, 1, static_cast<int>(std::max<std::int64_t>(0, left.count()))) > 0;
 }
 
 bool isStillAt(int fd, const std::string& path) {
@@ -69,7 +82,8 @@ absl::Status ensureRuntimeDirectory(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<PidFile> PidFile::acquire(const std::string& path) {
+absl::StatusOr<PidFile> PidFile::acquire(const std::string& path, std::chrono::milliseconds patience) {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
   constexpr int kAttempts = 100;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     FileDescriptor fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
@@ -77,7 +91,7 @@ absl::StatusOr<PidFile> PidFile::acquire(const std::string& path) {
     if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK) return absl::ErrnoToStatus(errno, absl::StrCat("locking ", path));
       const std::int64_t holder = holderOf(fd.get());
-      if (holder == 0) continue;  // it ended meanwhile
+      if (holder == 0 || endsUntil(holder, deadline)) continue;
       return absl::AlreadyExistsError(
           absl::StrCat("another dtorchd runs here, pid ", holder, " (it holds ", path, ")"));
     }

@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <string>
 
 #include "absl/status/status.h"
@@ -16,8 +17,9 @@ absl::Status ensureRuntimeDirectory(const std::string& path);
 /// Owns: the lock and the file, which is removed at the end.
 class PidFile {
  public:
-  /// ALREADY_EXISTS names the pid of the process that holds it.
-  static absl::StatusOr<PidFile> acquire(const std::string& path);
+  /// Waits up to `patience` for the end of a process that holds it: one that was killed does so for a moment more.
+  /// ALREADY_EXISTS names its pid.
+  static absl::StatusOr<PidFile> acquire(const std::string& path, std::chrono::milliseconds patience = {});
   PidFile(PidFile&&) = default;
   PidFile& operator=(PidFile&&) = delete;
   ~PidFile();

@@ -9,7 +9,6 @@
 #include <atomic>
 #include <limits>
 #include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -27,7 +26,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPredecessorsEnd(1000);
-constexpr milliseconds kRetryInterval(20);
 
 // The session stream is raw: generated code takes an unparsable message for the normal end of the stream.
 class Service final
@@ -85,35 +83,12 @@ std::string directoryOf(const std::string& path) {
   return slash == std::string::npos ? "" : path.substr(0, std::max<std::size_t>(slash, 1));
 }
 
-// What makes this process the daemon of its clients.
-struct Address {
-  PidFile pidFile;
-  std::vector<ListeningSocket> sockets;
-};
-
-absl::StatusOr<Address> takeAddress(const ServerOptions& options) {
-  absl::StatusOr<PidFile> pidFile = PidFile::acquire(options.pidFile);
-  if (!pidFile.ok()) return pidFile.status();
-  Address address{*std::move(pidFile), {}};
-  auto unixSocket = ListeningSocket::bindUnix(options.socketPath, 0660);
-  if (!unixSocket.ok()) return unixSocket.status();
-  address.sockets.push_back(*std::move(unixSocket));
-  if (!options.tcpAddress.empty()) {
-    auto tcpSocket = ListeningSocket::bindLoopback(options.tcpAddress);
-    if (!tcpSocket.ok()) return tcpSocket.status();
-    address.sockets.push_back(*std::move(tcpSocket));
-  }
-  return address;
-}
-
 }  // namespace
 
 class Server::Impl {
  public:
-  Impl(const ServerOptions& options, Address address)
-      : options_(options),
-        pidFile_(std::move(address.pidFile)),
-        acceptor_(std::move(address.sockets), options.maxDescriptor) {}
+  Impl(const ServerOptions& options, PidFile pidFile, std::vector<ListeningSocket> sockets)
+      : options_(options), pidFile_(std::move(pidFile)), acceptor_(std::move(sockets), options.maxDescriptor) {}
   ~Impl() { shutdown(milliseconds(0)); }
 
   absl::Status serve(SessionListener* listener);
@@ -190,16 +165,18 @@ absl::StatusOr<std::unique_ptr<Server>> Server::bind(const ServerOptions& option
   for (const std::string& path : {options.socketPath, options.pidFile}) {
     if (absl::Status status = ensureRuntimeDirectory(directoryOf(path)); !status.ok()) return status;
   }
-  // One that was killed holds its descriptors for a moment more.
-  const auto deadline = std::chrono::steady_clock::now() + kPredecessorsEnd;
-  for (;;) {
-    absl::StatusOr<Address> address = takeAddress(options);
-    if (address.ok()) return std::unique_ptr<Server>(new Server(std::make_unique<Impl>(options, *std::move(address))));
-    if (!absl::IsAlreadyExists(address.status()) || std::chrono::steady_clock::now() >= deadline) {
-      return address.status();
-    }
-    std::this_thread::sleep_for(kRetryInterval);
+  absl::StatusOr<PidFile> pidFile = PidFile::acquire(options.pidFile, kPredecessorsEnd);
+  if (!pidFile.ok()) return pidFile.status();
+  std::vector<ListeningSocket> sockets;
+  auto unixSocket = ListeningSocket::bindUnix(options.socketPath, 0660);
+  if (!unixSocket.ok()) return unixSocket.status();
+  sockets.push_back(*std::move(unixSocket));
+  if (!options.tcpAddress.empty()) {
+    auto tcpSocket = ListeningSocket::bindLoopback(options.tcpAddress);
+    if (!tcpSocket.ok()) return tcpSocket.status();
+    sockets.push_back(*std::move(tcpSocket));
   }
+  return std::unique_ptr<Server>(new Server(std::make_unique<Impl>(options, *std::move(pidFile), std::move(sockets))));
 }
 
 absl::Status Server::serve(SessionListener* listener) { return impl_->serve(listener); }

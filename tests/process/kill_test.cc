@@ -227,8 +227,9 @@ TEST_CASE(
   }
   pid_t daemon = start();
   for (int round = 0; round < 3 * rounds(); ++round) {
-    CAPTURE(round, readFile(folder.file("log")));
+    CAPTURE(round);
     dice.wait(round % 3 == 0 ? 30 : 700);
+    INFO(readFile(folder.file("log")));
     CHECK_FALSE(waitForChild(daemon, milliseconds(0)).has_value());  // it has not ended by itself
     ::kill(daemon, SIGKILL);
     if (round % 2 == 0) CHECK(eventually(nobodyLeft, seconds(5)));  // else the next one comes at once

@@ -9,6 +9,7 @@ import io
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import unittest
 
@@ -316,6 +317,12 @@ class TensorTest(Case):
                 late = x + 1
             with self.assertRaisesRegex(RuntimeError, "time limit"):
                 late.cpu()
+            with self.session.limited(0.1):
+                with self.assertRaises(KeyError), self.session.limited(30):
+                    raise KeyError
+                late = x + 1
+            with self.assertRaisesRegex(RuntimeError, "time limit"):
+                late.cpu()
         finally:
             os.kill(worker, signal.SIGCONT)
         self.near(x + 1, torch.full((4,), 2.0))
@@ -531,6 +538,39 @@ class StartTest(unittest.TestCase):
             torch.ones(3, device="dtorch")
         with self.assertRaisesRegex(RuntimeError, "workers.count"):
             dtorch.start(workers=0)
+
+    def test_a_forked_child_leaves_its_parents_daemon_alone(self):
+        program = """if True:
+            import os, signal, sys, torch, dtorch
+            with dtorch.start(1) as session:
+                child = os.fork()
+                if child == 0:
+                    signal.alarm(30)
+                    sys.exit(0)  # leaves the block, and does what a program's end does
+                assert os.waitpid(child, 0)[1] == 0
+                assert (torch.ones(3, device="dtorch") + 1).sum().item() == 6
+                assert dtorch.client.connect(session._daemon.address).world_size == 1
+        """
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=3 * LIMIT)
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+
+    def test_a_child_may_start_its_own_where_its_parent_has_none(self):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            with dtorch.start(1):
+                torch.manual_seed(7)
+                there = torch.rand(3, device="dtorch").cpu()
+            torch.manual_seed(7)
+            os._exit(0 if torch.equal(there, torch.rand(3)) else 1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+
+    def test_a_session_may_end_within_a_meshs_block(self):
+        session = dtorch.start(2)
+        with dtorch.DeviceMesh("dtorch", [1]):
+            session.close()
+        with dtorch.start(2):
+            self.assertEqual(dtorch.default_mesh().ranks, (0, 1))
 
 
 if __name__ == "__main__":

@@ -137,6 +137,13 @@ class MovedTest(unittest.TestCase):
         self.assertEqual(log.collectives, {"all_gather": 4, "reduce_scatter": 4})
         self.assertEqual(log.bytes, 2 * self.others * self.parameters * FLOAT)
 
+    def test_zero_by_layers_and_as_a_whole_is_the_same(self):
+        network = self.network()
+        dtorch.fully_shard(network[0], self.mesh)
+        log = self.step(dtorch.fully_shard(network, self.mesh), [Shard(0)])
+        self.assertEqual(log.collectives, {"all_gather": 4, "reduce_scatter": 4})
+        self.assertEqual(len(list(network.parameters())), 4)
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

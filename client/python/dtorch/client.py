@@ -162,6 +162,8 @@ class Future:
 
     async def _arrival(self):
         """The answer, for the running event loop, which goes on meanwhile."""
+        if self.done():
+            return self.wait(0)
         loop = asyncio.get_running_loop()
         event = LIBRARY.dtorch_event(self._object.pointer)
         if event < 0:

@@ -81,7 +81,7 @@ class _Module(types.ModuleType):
 
     @staticmethod
     def _is_in_bad_fork():
-        return os.getpid() != _pid
+        return _session is not None and os.getpid() != _pid
 
     @staticmethod
     def manual_seed(seed):
@@ -186,13 +186,16 @@ class Session(client.Session):
     @contextlib.contextmanager
     def limited(self, seconds):
         """As client.Session.limited(), for operators on tensors of the device, too."""
-        with super().limited(seconds):
-            _OPERATORS.use_time_limit(self.time_limit)
-            try:
+        try:
+            with super().limited(seconds):
+                self._limit_device()
                 yield
-            finally:
-                _OPERATORS.use_time_limit(0.0)
-        _OPERATORS.use_time_limit(self.time_limit)
+        finally:
+            self._limit_device()
+
+    def _limit_device(self):
+        if _session is self:
+            _OPERATORS.use_time_limit(self.time_limit)
 
     def _repr_html_(self):
         """For notebooks: its workers, and what their tensors hold."""
@@ -206,7 +209,7 @@ class Session(client.Session):
 
 
 _session = None
-_pid = os.getpid()  # a forked child cannot use what is its parent's
+_pid = 0  # of the process that it belongs to: a forked child cannot use what is its parent's
 
 
 def session():
@@ -219,11 +222,11 @@ def session():
 def connect(address=None, timeout=5.0, name=None):
     """Makes a daemon's workers the device of this process, in place of those before: a Session. `address`, `timeout` (in
     seconds) and `name`: as dtorch.client.connect() takes them."""
-    global _session
+    global _session, _pid
     from . import tensor  # noqa: F401: what torch.Tensor has more on this device
     made = Session.connect(address, timeout, name or os.path.basename(sys.argv[0] or "python"))
     disconnect()
-    _session = made
+    _session, _pid = made, os.getpid()
     _OPERATORS.use_session(made._object.pointer)
     _seed(torch.initial_seed())
     return made

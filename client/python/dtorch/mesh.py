@@ -124,7 +124,7 @@ class DeviceMesh:
 
     def __exit__(self, *_):
         before = self._before.pop()
-        if _default is self:  # else its session has ended within the block
+        if _default is self and _default_of is device._session:  # else its session has ended within the block
             set_default_mesh(before)
 
     def _key(self):

@@ -8,7 +8,6 @@ Where things lie changes what is computed where, and what is sent; it never chan
 import abc
 import contextlib
 import fnmatch
-import functools
 
 import torch
 from torch import nn
@@ -238,20 +237,37 @@ def fully_shard(module, device_mesh=None, progress=False):
         for part in module.modules():
             for name, parameter in list(part.named_parameters(recurse=False)):
                 setattr(part, name, _placed(parameter, mesh, [Shard(0) if parameter.dim() else Replicate()]))
-            if part._parameters:
-                part.register_forward_pre_hook(functools.partial(_gather, mesh))
-                part.register_forward_hook(_scatter, always_call=True)
+            if part._parameters and not hasattr(part, "_whole_in_forward"):  # which it has been given before
+                part._whole_in_forward = _WholeInForward(mesh)
+                part.register_forward_pre_hook(part._whole_in_forward.gather)
+                part.register_forward_hook(part._whole_in_forward.scatter, always_call=True)
         return distribute_module(module, mesh)
 
 
-def _gather(mesh, module, inputs):
-    module._split = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
-    for name, parameter in module._split.items():
-        del module._parameters[name]
-        module.__dict__[name] = parameter.redistribute(mesh, [Replicate()])
+class _WholeInForward:
+    """The hooks of a module that has the whole of its parameters while its forward runs, also when that calls itself."""
 
+    def __init__(self, mesh):
+        self.mesh = mesh
+        self.split = {}
+        self.depth = 0
 
-def _scatter(module, inputs, output):
-    for name, parameter in module.__dict__.pop("_split", {}).items():
-        del module.__dict__[name]
-        module._parameters[name] = parameter
+    def gather(self, module, inputs):
+        if self.depth == 0:
+            split = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
+            whole = {name: parameter.redistribute(self.mesh, [Replicate()]) for name, parameter in split.items()}
+            for name in split:
+                del module._parameters[name]
+            module.__dict__.update(whole)
+            self.split = split
+        self.depth += 1
+
+    def scatter(self, module, inputs, output):
+        if self.depth == 0:  # gather() has failed
+            return
+        self.depth -= 1
+        if self.depth == 0:
+            for name, parameter in self.split.items():
+                del module.__dict__[name]
+                module._parameters[name] = parameter
+            self.split = {}
