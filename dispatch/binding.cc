@@ -206,13 +206,23 @@ class Converter {
 
 namespace {
 
-// Rules look into lists of ints: they are of one kind, however a client wrote them.
+// Rules look into lists of ints and of floats: they are of one kind, however a client wrote them.
 Value asSchemaList(const c10::Argument& argument, Value value) {
   const c10::Type* type = argument.real_type().get();
   if (const auto* optional = type->castRaw<c10::OptionalType>()) type = optional->getElementType().get();
   const auto* list = type->castRaw<c10::ListType>();
   if (list == nullptr) return value;
   const c10::TypeKind kind = list->getElementType()->kind();
+  if (kind == c10::TypeKind::FloatType) {
+    const std::optional<std::vector<Value>> elements = elementsOf(value);
+    std::vector<double> reals;
+    for (const Value& element : elements.value_or(std::vector<Value>())) {
+      if (const auto* real = element.as<double>()) reals.push_back(*real);
+      if (const auto* integer = element.as<std::int64_t>()) reals.push_back(static_cast<double>(*integer));
+    }
+    if (!elements || elements->empty() || reals.size() != elements->size()) return value;
+    return Value(std::move(reals));
+  }
   if (kind != c10::TypeKind::IntType && kind != c10::TypeKind::SymIntType) {
     // An empty list says nothing of what it is a list of.
     const auto* none = value.as<std::vector<std::int64_t>>();

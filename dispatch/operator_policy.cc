@@ -23,7 +23,7 @@ constexpr const char* kStrides = "it does not check its sizes and strides";
 constexpr const char* kResizes = "it changes how much memory its tensor has";
 
 // "name*": all that begin so. The "_copy" forms are denied with their originals.
-constexpr std::array<Row, 22> kDenied = {{
+constexpr std::array<Row, 23> kDenied = {{
     {"aten::from_file", "it reads and writes any file of the worker's user"},
     {"aten::_sparse_coo_tensor_unsafe", kIndices},
     {"aten::_sparse_compressed_tensor_unsafe", kIndices},
@@ -46,6 +46,7 @@ constexpr std::array<Row, 22> kDenied = {{
     {"aten::fused_moving_avg_obs_fake_quant", kShapes},
     {"aten::mkldnn_rnn_layer*", kShapes},
     {"aten::_pin_memory", "it needs a GPU"},
+    {"aten::_efficientzerotensor", "its tensor has no memory"},
 }};
 
 bool matches(absl::string_view pattern, absl::string_view name) {

@@ -145,13 +145,26 @@ absl::StatusOr<PlannedOperator*> Planner::planNew(const Key& key, const Operator
   absl::StatusOr<std::optional<MetadataAnswer>> metadata = metadataOf(key, op, inputs);
   if (!metadata.ok()) return metadata.status();
   if (!*metadata) return nullptr;
+  std::vector<int> views;
+  if (const MetadataAnswer& known = **metadata; known.ok() && *known) {
+    for (const OutputMeta& output : **known) views.push_back(output.alias);
+  }
   Planned& planned = plans_[key];
   absl::StatusOr<std::unique_ptr<PlannedOperator>> made = make(op, inputs, **std::move(metadata), rules, implicit);
   planned.error = made.status();
-  if (!made.ok()) return made.status();
+  if (!made.ok()) {
+    planned.views = std::move(views);
+    return made.status();
+  }
   planned.plan = *std::move(made);
   bytes_ += planned.plan->wire.ByteSizeLong();
   return planned.plan.get();
+}
+
+std::vector<int> Planner::viewsOf(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs,
+                                  const RuleBook& rules, bool implicit) const {
+  const auto it = plans_.find(keyOf(op, inputs, rules, implicit));
+  return it == plans_.end() ? std::vector<int>() : it->second.views;
 }
 
 absl::StatusOr<std::optional<MetadataAnswer>> Planner::metadataOf(const Key& key, const OperatorTemplate& op,
@@ -591,7 +604,7 @@ void Planner::learn(const OperatorTemplate& op, absl::Span<const TensorLayout* c
       make(op, inputs, OutputMetas(std::move(outputs)), rules, implicit);
   if (!made.ok()) return;
   bytes_ += (*made)->wire.ByteSizeLong();
-  plans_[keyOf(op, inputs, rules, implicit)] = {absl::OkStatus(), *std::move(made)};
+  plans_[keyOf(op, inputs, rules, implicit)] = {absl::OkStatus(), *std::move(made), {}};
 }
 
 absl::StatusOr<PlannedOperator*> Planner::planMove(const TensorLayout* input, const Placements& to, MoveFor purpose) {

@@ -59,6 +59,10 @@ class Planner {
   /// has come.
   absl::StatusOr<PlannedOperator*> plan(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs,
                                         const RuleBook& rules, bool implicit);
+  /// Of a call that plan() has refused: for each output, the input whose memory it would have shared, or -1; empty: not
+  /// known.
+  std::vector<int> viewsOf(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs,
+                           const RuleBook& rules, bool implicit) const;
   /// How such a call would be placed. nullopt: as plan().
   absl::StatusOr<std::optional<v1::Explanation>> explain(const OperatorTemplate& op,
                                                          absl::Span<const TensorLayout* const> inputs,
@@ -98,6 +102,7 @@ class Planner {
   struct Planned {
     absl::Status error;
     std::unique_ptr<PlannedOperator> plan;  // null: `error` says why
+    std::vector<int> views;                 // then: see viewsOf()
   };
 
   static Key keyOf(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, const RuleBook& rules,

@@ -263,16 +263,18 @@ void ClientSession::outputsKnown(const v1::OperatorOutputs& reported) {
   const PlacedMesh* mesh = call.inputs.empty() ? call.op->mesh : call.inputs[0]->mesh;
   std::vector<OutputMeta> metas;
   std::vector<const TensorLayout*> outputs;
+  std::vector<int> aliases;
   absl::Status status;
   for (int o = 0; status.ok() && o < reported.metas_size(); ++o) {
     absl::StatusOr<TensorMeta> meta = fromWire(reported.metas(o));
     status = meta.status();
     if (!meta.ok()) break;
     outputs.push_back(services_->layouts->intern({*meta, mesh, allReplicate(mesh->mesh.dims())}));
-    metas.push_back({*std::move(meta), o < reported.aliases_size() ? reported.aliases(o) : -1});
+    aliases.push_back(o < reported.aliases_size() ? reported.aliases(o) : -1);
+    metas.push_back({*std::move(meta), aliases.back()});
   }
   if (status.ok() && outputs.size() != call.op->outputs) status = absl::InternalError("outputs are missing");
-  if (status.ok()) status = tensors_.checkQuota(outputs);
+  if (status.ok()) status = tensors_.checkQuota(outputs, aliases);
   if (!status.ok()) {
     awaited_ = call;
     return failAwaited(fail(std::move(status), call.op->name, call.site));
@@ -369,14 +371,15 @@ void ClientSession::addToGraph(GraphOperator op, absl::string_view name) {
   services_->graph.add(std::move(op), name);
 }
 
-void ClientSession::refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure) {
+void ClientSession::refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure,
+                           absl::Span<const int> views) {
   // Who writes to a view that was refused writes to what it would have been a view of.
-  std::shared_ptr<OperandMemory> memory;
-  if (op.viewed && static_cast<int>(*op.viewed) < command.inputs_size()) {
-    const TensorId base = command.inputs(static_cast<int>(*op.viewed));
-    if (tensors_.find(base) != nullptr) memory = tensors_.memoryOf(base);
+  for (std::uint32_t o = 0; o < op.outputs; ++o) {
+    const int viewed = op.viewed ? static_cast<int>(*op.viewed) : o < views.size() ? views[o] : -1;
+    const bool isThere = viewed >= 0 && viewed < command.inputs_size() && tensors_.find(command.inputs(viewed)) != nullptr;
+    tensors_.addFailed(command.first_output() + o, 1, failure,
+                       isThere ? tensors_.memoryOf(command.inputs(viewed)) : nullptr);
   }
-  tensors_.addFailed(command.first_output(), op.outputs, failure, memory);
   for (const std::uint32_t input : op.written) {
     if (!sync_ && static_cast<int>(input) < command.inputs_size()) {
       tensors_.failMemory(command.inputs(static_cast<int>(input)), failure);
@@ -459,12 +462,17 @@ bool ClientSession::runCall(const v1::Command& command) {
   if (absl::Status apart = checkWritten(op, command, layouts); !apart.ok()) return refuseFor(std::move(apart));
   if (command.implicit()) toCommonMesh(absl::MakeSpan(layouts), op.written, services_->layouts);
   absl::StatusOr<PlannedOperator*> plan = services_->planner->plan(op, layouts, rules_, command.implicit());
-  if (!plan.ok()) return refuseFor(plan.status());
+  if (!plan.ok()) {
+    refuse(command, op, fail(plan.status(), op.name, command.site()),
+           services_->planner->viewsOf(op, layouts, rules_, command.implicit()));
+    return true;
+  }
   if (*plan == nullptr) return waitWithin(limit);
   const GroupId group = (*plan)->mesh->group;
   if (!canAppend(group)) return waitWithin(limit);
   if (const absl::Status& error = services_->executor->error(group); !error.ok()) return refuseFor(error);
-  if (absl::Status quota = tensors_.checkQuota((*plan)->outputs); !quota.ok()) return refuseFor(std::move(quota));
+  const auto& aliases = (*plan)->wire.output_aliases();
+  if (absl::Status quota = tensors_.checkQuota((*plan)->outputs, aliases); !quota.ok()) return refuseFor(std::move(quota));
   OperatorNumber number = 0;
   const OperandId first = publish(*plan, operands, command.site(), &number, op.written);
   limitTime(limit, number, command.site());
@@ -539,7 +547,7 @@ bool ClientSession::redistribute(const v1::Command& command) {
   if (!canAppend(group)) return waitWithin(limit);
   absl::Status status = plan.status();
   if (status.ok()) status = services_->executor->error(group);
-  if (status.ok()) status = tensors_.checkQuota((*plan)->outputs);
+  if (status.ok()) status = tensors_.checkQuota((*plan)->outputs, (*plan)->wire.output_aliases());
   if (!status.ok()) return refuseFor(fail(std::move(status), "redistribute", command.site()));
   OperatorNumber number = 0;
   const OperandId output = publish(*plan, {&operand->id, 1}, command.site(), &number);
@@ -585,7 +593,7 @@ bool ClientSession::put(const v1::Command& command) {
     if (status.ok()) {
       const TensorLayout* interned = services_->layouts->intern(*std::move(layout));
       tensors_.setIncoming(interned);
-      status = tensors_.checkQuota({});
+      status = tensors_.checkQuota({}, {});
       if (status.ok()) status = incoming_->open(put, interned);
     }
     if (!status.ok()) incoming_->failure = fail(std::move(status), "put", command.site());

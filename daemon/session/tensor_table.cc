@@ -38,10 +38,13 @@ absl::Status TensorTable::checkNew(TensorId first, std::uint32_t count) const {
   return absl::OkStatus();
 }
 
-absl::Status TensorTable::checkQuota(absl::Span<const TensorLayout* const> added) const {
+absl::Status TensorTable::checkQuota(absl::Span<const TensorLayout* const> added,
+                                     absl::Span<const int> aliases) const {
   std::uint64_t newBytes = bytesOf(incoming_);
   const std::size_t newTensors = added.size() + (incoming_ == nullptr ? 0 : 1);
-  for (const TensorLayout* layout : added) newBytes = addUpToMax(newBytes, bytesOf(layout));
+  for (std::size_t i = 0; i < added.size(); ++i) {
+    if (i >= aliases.size() || aliases[i] < 0) newBytes = addUpToMax(newBytes, bytesOf(added[i]));
+  }
   const auto check = [](absl::string_view who, std::uint64_t held, absl::string_view what, absl::string_view key,
                         std::uint64_t limit) {
     if (held <= limit) return absl::OkStatus();
@@ -65,8 +68,10 @@ absl::Status TensorTable::checkQuota(absl::Span<const TensorLayout* const> added
 }
 
 void TensorTable::add(TensorId tensor, SessionTensor operand) {
-  bytes_ += bytesOf(operand.layout);
-  totals_->bytes += bytesOf(operand.layout);
+  if (operand.memory == nullptr) operand.bytes = bytesOf(operand.layout);
+  if (operand.memory != nullptr) ++operand.memory->tensors;
+  bytes_ += operand.bytes;
+  totals_->bytes += operand.bytes;
   ++totals_->tensors;
   tensors_.emplace(tensor, std::move(operand));
 }
@@ -81,16 +86,26 @@ SessionTensor TensorTable::remove(TensorId tensor) {
   if (it == tensors_.end()) return {};
   SessionTensor operand = std::move(it->second);
   tensors_.erase(it);
-  bytes_ -= bytesOf(operand.layout);
-  totals_->bytes -= bytesOf(operand.layout);
+  std::uint64_t freed = operand.bytes;
+  if (OperandMemory* memory = operand.memory.get(); memory != nullptr) {
+    memory->bytesOfGone += freed;
+    freed = --memory->tensors == 0 ? std::exchange(memory->bytesOfGone, 0) : 0;
+  }
+  bytes_ -= freed;
+  totals_->bytes -= freed;
   --totals_->tensors;
   return operand;
 }
 
 std::shared_ptr<OperandMemory> TensorTable::memoryOf(TensorId tensor) {
   SessionTensor& operand = tensors_.at(tensor);
-  if (operand.memory == nullptr) operand.memory = std::make_shared<OperandMemory>();
+  if (operand.memory == nullptr) setMemory(tensor, std::make_shared<OperandMemory>());
   return operand.memory;
+}
+
+void TensorTable::setMemory(TensorId tensor, std::shared_ptr<OperandMemory> memory) {
+  ++memory->tensors;
+  tensors_.at(tensor).memory = std::move(memory);
 }
 
 std::shared_ptr<OperandMemory> TensorTable::copyViewOf(TensorId tensor) {

@@ -24,6 +24,8 @@ struct OperandMemory {
   /// nobody may write to it, and it is lost when somebody writes to the tensor.
   std::shared_ptr<OperandMemory> viewed;                  // the tensor's; null: it is no copied view
   std::vector<std::weak_ptr<OperandMemory>> copiedViews;  // of this memory, and of those
+  std::size_t tensors = 0;        // that share it
+  std::uint64_t bytesOfGone = 0;  // charged to tensors that are gone, while others still hold it
 };
 
 /// A tensor of a session: what is known of it on the daemon.
@@ -32,6 +34,7 @@ struct SessionTensor {
   const TensorLayout* layout = nullptr;
   OperandFailurePtr error;                // its own
   std::shared_ptr<OperandMemory> memory;  // null: no other tensor shares it, and nothing has written to it
+  std::uint64_t bytes = 0;                // charged to it: TensorTable's
 
   /// Why it has no value; null: it has one, or will.
   const OperandFailurePtr& failure() const { return error == nullptr && memory != nullptr ? memory->failure : error; }
@@ -63,7 +66,8 @@ class TensorTable {
   /// failed ones.
   absl::Status checkNew(TensorId first, std::uint32_t count) const;
   /// RESOURCE_EXHAUSTED: with `added` (and what is on its way) the session, or all together, would hold too much.
-  absl::Status checkQuota(absl::Span<const TensorLayout* const> added) const;
+  /// `aliases`: of each, the input whose memory it shares, which takes no more; negative: memory of its own.
+  absl::Status checkQuota(absl::Span<const TensorLayout* const> added, absl::Span<const int> aliases) const;
   /// A tensor that is on its way in counts as held.
   void setIncoming(const TensorLayout* layout) { incoming_ = layout; }
 
@@ -77,9 +81,8 @@ class TensorTable {
   std::shared_ptr<OperandMemory> memoryOf(TensorId tensor);
   /// New memory for a view of a copy of `tensor`.
   std::shared_ptr<OperandMemory> copyViewOf(TensorId tensor);
-  void setMemory(TensorId tensor, std::shared_ptr<OperandMemory> memory) {
-    tensors_.at(tensor).memory = std::move(memory);
-  }
+  /// Of a tensor that had none.
+  void setMemory(TensorId tensor, std::shared_ptr<OperandMemory> memory);
   /// Whether there are views of copies of this memory.
   static bool hasCopiedViews(const OperandMemory& memory);
   /// Views of copies of this memory are not what they should be any more.

@@ -137,6 +137,7 @@ TEST_CASE("metadata without data: Meta kernels, pointwise operators without one,
 TEST_CASE("operators that read files or trust their indices are denied") {
   const OperatorPolicy policy;
   CHECK(absl::IsPermissionDenied(policy.check("aten::from_file")));
+  CHECK(absl::IsPermissionDenied(policy.check("aten::_efficientzerotensor")));
   CHECK(absl::IsPermissionDenied(policy.check("aten::_sparse_coo_tensor_unsafe")));
   CHECK(absl::IsPermissionDenied(policy.check("aten::_reshape_alias_copy")));
   CHECK(absl::IsPermissionDenied(policy.check("aten::_nested_view_from_buffer_copy.out")));

@@ -1,4 +1,6 @@
 // Limits over all sessions: each refusal names the limit and its configuration key, and costs nobody else.
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -64,6 +66,34 @@ TEST_CASE("what all sessions hold together is bounded") {
     held.clear();
     other.reset();
     CHECK(eventually([&] { return ones(*one, 2).get().wait(kDeadline).ok(); }, kDeadline));
+  }
+}
+
+TEST_CASE("memory is charged once, whoever shares it, and as long as somebody does") {
+  DaemonFixture daemon({.flags = {"--session.max_bytes", "5MiB"}});
+  const auto session = daemon.connect();
+  const auto make = [&] {
+    return session->call("aten::ones", {Sizes{1 << 20}}, {.mesh = session->mesh()});  // 4 MiB
+  };
+  std::optional<Tensor> base = make();
+  session->call("aten::add_.Scalar", {*base, 1.0});
+  std::optional<Tensor> view = session->call("aten::slice.Tensor", {*base, std::int64_t{0}, std::int64_t{0}, std::int64_t{8}});
+  const Tensor wide = session->call("aten::expand", {*view, Sizes{1 << 20, 8}});
+  CHECK(session->call("aten::sum", {*view}).get().wait(kDeadline)->item().value_or(0) == 16);
+  CHECK(isOverQuota(make().get().wait(kDeadline).status(), "session.max_bytes = 5242880"));
+  base.reset();  // the views still hold its memory
+  CHECK(isOverQuota(make().get().wait(kDeadline).status(), "session.max_bytes = 5242880"));
+}
+
+TEST_CASE("memory that views have held is free when the last is gone") {
+  DaemonFixture daemon({.flags = {"--session.max_bytes", "5MiB"}});
+  const auto session = daemon.connect();
+  for (int round = 0; round < 3; ++round) {
+    CAPTURE(round);
+    std::optional<Tensor> base = session->call("aten::ones", {Sizes{1 << 20}}, {.mesh = session->mesh()});
+    const Tensor view = session->call("aten::t", {session->call("aten::alias", {*base})});
+    base.reset();
+    CHECK(view.get().wait(kDeadline).ok());
   }
 }
 

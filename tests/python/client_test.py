@@ -46,6 +46,65 @@ class ClientTest(unittest.TestCase):
         self.assertEqual((info.shape, info.dtype, info.placements), ((5, 7), "float32", [Partial()]))
         self.assertEqual(self.session.put(array, [Shard(0)]).get_local(0).wait(LIMIT).shape, (3, 7))
 
+    def test_numbers_of_a_list_keep_their_types(self):
+        big = 2 ** 53 + 1
+        x, y = self.session.put(np.array([1])), self.session.put(np.array([1.0]))
+        made = self.session.call("aten::_foreach_mul.ScalarList", [x, y], [big, 0.5], outputs=2)
+        self.assertEqual([each.numpy(LIMIT).tolist() for each in made], [[big], [0.5]])
+        self.session.call("aten::_foreach_add_.ScalarList", [x, y], [big, 0.5], outputs=0)
+        self.assertEqual((x.numpy(LIMIT).tolist(), y.numpy(LIMIT).tolist()), ([big + 1], [1.5]))
+        image = torch.arange(12.0).reshape(1, 1, 3, 4)
+        grown = self.session.call("aten::upsample_nearest2d.vec", self.session.put(image), None, [2, 1.5])
+        self.assertTrue(torch.equal(grown.get().wait(LIMIT).torch(), torch.ops.aten.upsample_nearest2d.vec(image, None, [2, 1.5])))
+
+    def test_what_gives_its_input_back_shares_memory_on_any_placement(self):
+        for placement in Replicate(), Shard(0), Shard(1):
+            for name, *arguments in (("aten::dropout", 0.5, False), ("aten::dropout", 0.0, True), ("aten::dropout", 0, True),
+                                     ("aten::feature_dropout", 0.5, False)):
+                with self.subTest((placement, name, arguments)):
+                    x = self.session.put(np.ones((4, 3), np.float32), [placement])
+                    self.session.call("aten::mul_.Scalar", self.session.call(name, x, *arguments), -3.0)
+                    np.testing.assert_array_equal(x.numpy(LIMIT), np.full((4, 3), -3.0))
+
+    def test_a_write_to_a_refused_view_is_missed_by_nobody(self):
+        for name, *arguments in (("aten::sum_to_size", [4]), ("aten::slice.Tensor", 0, 1, 3), ("aten::atleast_1d",)):
+            with self.subTest(name):
+                x = self.session.put(np.ones(4, np.float32), [Shard(0)])
+                view = self.session.call(name, x, *arguments)
+                self.session.call("aten::mul_.Scalar", view, -3.0)
+                try:
+                    want = torch.ones(4)
+                    getattr(torch.ops.aten, name[6:].split(".")[0])(want, *arguments).mul_(-3)
+                    np.testing.assert_array_equal(x.numpy(LIMIT), want)
+                except dtorch.client.Error as error:
+                    self.assertIn("rule", str(error))
+        # Of what is computed anew, an input is not lost.
+        x = self.session.put(np.ones(4, np.float32), [Shard(0)])
+        self.session.call("aten::mul_.Scalar", self.session.call("aten::flip", x, [0]), -3.0)
+        np.testing.assert_array_equal(x.numpy(LIMIT), np.ones(4))
+
+    def test_each_call_of_a_synchronous_session_raises_its_own_error(self):
+        with dtorch.client.connect(self.daemon.socket, sync=True) as session:
+            x = session.put(np.zeros(3), [Shard(0)])
+            with self.assertRaisesRegex(dtorch.Error, "out of range"):
+                session.put(np.ones(3), [Shard(5)])
+            with self.assertRaisesRegex(dtorch.Error, "out of range"):
+                x.redistribute([Shard(5)])
+            with self.assertRaisesRegex(dtorch.Error, "torch.chunk"):
+                session.put_shards([np.ones(1), np.ones(2)], [3], [Shard(0)])
+            session.call("aten::add_.Scalar", x, 1.0)
+            np.testing.assert_array_equal(x.numpy(LIMIT), np.ones(3))
+
+    def test_texts_with_a_nul_and_large_seeds(self):
+        x = self.session.put(np.ones(3))
+        with self.assertRaisesRegex(ValueError, "NUL"):
+            self.session.call("aten::neg\0.junk", x)
+        for seed in 2 ** 63, 2 ** 64 - 1, -1:
+            self.session.manual_seed(seed)
+            torch.manual_seed(seed)
+            drawn = self.session.call("aten::rand", [4]).get().wait(LIMIT).torch()
+            self.assertTrue(torch.equal(drawn, torch.rand(4)))
+
     def test_every_dtype_crosses_both_ways(self):
         for dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
                       torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128):

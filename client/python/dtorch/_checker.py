@@ -3,7 +3,7 @@ import os
 from ctypes import byref
 
 from . import _memory, _types
-from ._library import ComparisonInfo, LIBRARY, Object, check
+from ._library import ComparisonInfo, LIBRARY, Object, check, encoded
 
 DUMP_WHEN = {"unequal": 0, "first_unequal": 1, "all": 2}
 
@@ -65,12 +65,12 @@ class TensorChecker:
     def record(self, tag, tensor):
         """Makes `tensor` the reference of `tag`."""
         view = _view(tensor)
-        check(LIBRARY.dtorch_record(self._object.pointer, tag.encode(), byref(view.struct)))
+        check(LIBRARY.dtorch_record(self._object.pointer, encoded(tag), byref(view.struct)))
 
     def check(self, tag, tensor, rtol=0.0, atol=0.0, equal_nan=False):
         """A Comparison with the reference of `tag`: equal, or close as numpy.allclose has it."""
         view = _view(tensor)
         info = ComparisonInfo()
-        check(LIBRARY.dtorch_check(self._object.pointer, tag.encode(), byref(view.struct), rtol, atol, equal_nan,
+        check(LIBRARY.dtorch_check(self._object.pointer, encoded(tag), byref(view.struct), rtol, atol, equal_nan,
                                    byref(info)))
         return Comparison(info)

@@ -136,6 +136,13 @@ class Unavailable(Error):
 KINDS = {1: Cancelled, 4: DeadlineExceeded, 8: OverQuota, 10: WorkerLost, 14: Unavailable, 15: TensorLost}
 
 
+def encoded(text):
+    """As C takes it. ValueError: it would end before its end."""
+    if "\0" in text:
+        raise ValueError(f"{text!r} has a NUL character")
+    return text.encode()
+
+
 def check(code):
     if code:
         info = LIBRARY.dtorch_error()

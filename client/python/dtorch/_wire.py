@@ -90,7 +90,7 @@ class Encoder:
             for item in items:
                 self.integer(item)
             return message(13, message(1, b"".join(zigzag(item) for item in items)))
-        if kinds <= {int, float}:
+        if kinds <= {float}:  # among others an integer stays one: a list of numbers need not be of floats
             return message(14, message(1, b"".join(struct.pack("<d", item) for item in items)))
         if all(item is None or isinstance(item, _types.TensorBase) for item in items):
             indices = [0 if item is None else self.position(item) + 1 for item in items]

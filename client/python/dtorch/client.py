@@ -22,6 +22,7 @@ import os
 import sys
 import time
 import typing
+import weakref
 from ctypes import byref, c_char_p, c_int32, c_void_p
 
 from . import _memory, _placement, _types
@@ -29,7 +30,7 @@ from ._checker import Comparison, TensorChecker
 from ._explanation import Explanation, Redistribution
 from ._placement import Partial, Replicate, Shard, placement_of
 from ._library import (Cancelled, DEADLINE_EXCEEDED, DeadlineExceeded, Error, HostTensor, LIBRARY, Object, OperatorFailed,
-                       OverQuota, SessionInfo, Site, TensorLost, Unavailable, WorkerLost, check)
+                       OverQuota, SessionInfo, Site, TensorLost, Unavailable, WorkerLost, check, encoded)
 from ._types import Device, DType
 from ._verification import RowResult, verify_rule
 from ._wire import Encoder
@@ -226,10 +227,18 @@ def _nothing(_):
 class _Settings:
     """Of a session, and known to its tensors, which do not keep it alive."""
 
-    __slots__ = ("time_limit",)
+    __slots__ = ("time_limit", "sync", "_session")
 
-    def __init__(self):
+    def __init__(self, session, sync):
         self.time_limit = 0.0  # of each call, in seconds: see Session.limited(); 0: none
+        self.sync = sync
+        self._session = weakref.ref(session)
+
+    def settle(self):
+        """Waits until what was called has run, where the session does so, and raises its error."""
+        session = self._session() if self.sync else None
+        if session is not None:
+            session.synchronize().wait()
 
 
 class Tensor(_types.TensorBase):
@@ -243,8 +252,10 @@ class Tensor(_types.TensorBase):
 
     def redistribute(self, placements):
         """The same value, placed otherwise on its mesh."""
-        return Tensor(Object.made_by(LIBRARY.dtorch_redistribute, self._object.pointer, _text(placements),
+        made = Tensor(Object.made_by(LIBRARY.dtorch_redistribute, self._object.pointer, _text(placements),
                                      self._settings.time_limit, _site()), self._settings)
+        self._settings.settle()
+        return made
 
     def get(self):
         """A Future of the whole Value."""
@@ -273,14 +284,13 @@ class Session:
         """See the function connect()."""
         info = SessionInfo()
         program = sys.argv[0] if name is None else name
-        return cls(Object.made_by(functools.partial(_connect, info), (address or "").encode(), timeout, program.encode(),
+        return cls(Object.made_by(functools.partial(_connect, info), encoded(address or ""), timeout, encoded(program),
                                   sync, validate), info, sync)
 
     def __init__(self, handle, info, sync):
         self._object = handle
-        self.sync = sync
         self.implicit = False  # see implicit_redistribution()
-        self._settings = _Settings()
+        self._settings = _Settings(self, sync)
         self.id = info.id
         self.daemon_pid = info.daemon_pid
         self.world_size = info.world_size
@@ -293,9 +303,9 @@ class Session:
         shape = [len(ranks)] if shape is None else [int(extent) for extent in shape]
         if names is not None and len(names) != len(shape):
             raise ValueError(f"{len(names)} names for {len(shape)} dimensions")
-        encoded = None if names is None else (c_char_p * len(names))(*(name.encode() for name in names))
+        texts = None if names is None else (c_char_p * len(names))(*(encoded(name) for name in names))
         made = Object.made_by(LIBRARY.dtorch_mesh, self._object.pointer, (c_int32 * len(ranks))(*ranks), len(ranks),
-                              _memory.int64s(shape), len(shape), encoded)
+                              _memory.int64s(shape), len(shape), texts)
         return Mesh(made, self.id, ranks, shape, names)
 
     def submesh(self, mesh, **at):
@@ -317,17 +327,21 @@ class Session:
         """A tensor of `value` (see _memory.view), which is copied before this returns. One placement for each mesh
         dimension; none: all Replicate."""
         view = _memory.view(value)
-        return Tensor(Object.made_by(LIBRARY.dtorch_put, self._object.pointer, self._mesh(mesh), _text(placements),
+        made = Tensor(Object.made_by(LIBRARY.dtorch_put, self._object.pointer, self._mesh(mesh), _text(placements),
                                      byref(view.struct), self._settings.time_limit, _site()), self._settings)
+        self._settings.settle()
+        return made
 
     def put_shards(self, parts, shape, placements, mesh=None):
         """A tensor of global `shape` from what each rank shall hold, in mesh order; for Partial these are the
         summands."""
         views = [_memory.view(part) for part in parts]
         structs = (HostTensor * len(views))(*(view.struct for view in views))
-        return Tensor(Object.made_by(LIBRARY.dtorch_put_shards, self._object.pointer, self._mesh(mesh),
+        made = Tensor(Object.made_by(LIBRARY.dtorch_put_shards, self._object.pointer, self._mesh(mesh),
                                      _text(placements), structs, len(views), _memory.int64s(shape), len(shape),
                                      self._settings.time_limit, _site()), self._settings)
+        self._settings.settle()
+        return made
 
     def call(self, name, *arguments, outputs=1, mesh=None, placements=None, **named):
         """Calls an ATen operator by its schema name: a Tensor, or for another number of `outputs` a list of them.
@@ -336,16 +350,15 @@ class Session:
         `mesh` and `placements` are for operators without tensor arguments.
         """
         encoder = Encoder()
-        encoded = encoder.arguments(arguments, named)
+        wire = encoder.arguments(arguments, named)
         tensors = encoder.tensors
         inputs = (c_void_p * len(tensors))(*(tensor._object.pointer for tensor in tensors))
         results = (c_void_p * outputs)()
-        check(LIBRARY.dtorch_call(self._object.pointer, name.encode(), encoded, len(encoded), inputs, len(tensors),
+        check(LIBRARY.dtorch_call(self._object.pointer, encoded(name), wire, len(wire), inputs, len(tensors),
                                   None if mesh is None else self._mesh(mesh), _text(placements), outputs,
                                   self.implicit, self._settings.time_limit, _site(), results))
         made = [Tensor(Object(pointer), self._settings) for pointer in results]
-        if self.sync:
-            self.synchronize().wait()
+        self._settings.settle()
         return made[0] if outputs == 1 else made
 
     @contextlib.contextmanager
@@ -393,17 +406,17 @@ class Session:
     def explain(self, name, *arguments, outputs=1, timeout=None, **named):
         """How a call would be placed, without running it: an Explanation."""
         encoder = Encoder()
-        encoded = encoder.arguments(arguments, named)
+        wire = encoder.arguments(arguments, named)
         tensors = encoder.tensors
         inputs = (c_void_p * len(tensors))(*(tensor._object.pointer for tensor in tensors))
-        future = Object.made_by(LIBRARY.dtorch_explain, self._object.pointer, name.encode(), encoded, len(encoded),
+        future = Object.made_by(LIBRARY.dtorch_explain, self._object.pointer, encoded(name), wire, len(wire),
                                 inputs, len(tensors), outputs, _site())
         return Explanation(Future(future, _json).wait(timeout))
 
     def declare_rule(self, name, rule, timeout=None):
         """A placement rule of an operator of an operator library, for this session: "b m k, k n -> b m n; k:sum" (see
         docs/rules.md)."""
-        Future(Object.made_by(LIBRARY.dtorch_declare_rule, self._object.pointer, name.encode(), rule.encode()),
+        Future(Object.made_by(LIBRARY.dtorch_declare_rule, self._object.pointer, encoded(name), encoded(rule)),
                _nothing).wait(timeout)
 
     def verify_rule(self, name, *arguments, outputs=1, rtol=1e-5, atol=1e-6, timeout=None, **named):
@@ -420,7 +433,9 @@ class Session:
     def manual_seed(self, seed, mesh=None):
         """Sets the random state of this session's operators on a mesh, as torch.manual_seed(): what they draw then is what
         PyTorch draws in one process, on every placement and any number of workers."""
-        self.call("dtorch::manual_seed", int(seed), outputs=0, mesh=mesh)
+        # Seeds have 64 bits, operators' integers a sign.
+        seed = int(seed)
+        self.call("dtorch::manual_seed", seed - (1 << 64) if 1 << 63 <= seed < 1 << 64 else seed, outputs=0, mesh=mesh)
 
     def get_rng_state(self, mesh=None):
         """A Tensor as torch.get_rng_state() gives."""
@@ -492,7 +507,7 @@ class Session:
 
 def connect(address=None, timeout=5.0, name=None, sync=False, validate=False):
     """Connects to the dtorchd at `address` (a socket's path, or host:port); default: $DTORCH_SOCKET, or this user's
-    daemon. `sync`: each call waits until it has run, and raises its error; an in-place call that was refused has then
+    daemon. `sync`: each call, put and redistribution waits until it has run, and raises its error; an in-place call that was refused has then
     changed nothing. `validate`: workers check what the kernels of this session read and write (docs/numerics.md). Both are
     for finding faults, not for speed."""
     return Session.connect(address, timeout, name, sync, validate)

@@ -56,8 +56,22 @@ absl::StatusOr<Factors> drawnFactors(const RuleCall& call, absl::string_view) {
   return factors;
 }
 
+// Nothing is drawn: not in training, or with a probability of 0, which native_dropout draws for, too.
+bool givesItsInput(const RuleCall& call) {
+  const auto isFalse = [](const Value* value) {
+    const auto* flag = value == nullptr ? nullptr : value->as<bool>();
+    return flag != nullptr && !*flag;
+  };
+  const Value* probability = call.argument("p");
+  const auto* real = probability == nullptr ? nullptr : probability->as<double>();
+  const auto* integer = probability == nullptr ? nullptr : probability->as<std::int64_t>();
+  const bool isZero = (real != nullptr && *real == 0) || (integer != nullptr && *integer == 0);
+  return isFalse(call.argument("train")) || (isZero && call.schema.name() != "aten::native_dropout");
+}
+
 // What is kept and how it is scaled is drawn by dropping out of ones.
 absl::StatusOr<Factors> dropoutFactors(const RuleCall& call, absl::string_view) {
+  if (givesItsInput(call)) return likeInput(call);
   if (absl::Status status = checkContiguous(call); !status.ok()) return status;
   const bool inPlace = call.schema.is_mutable();
   Factors factors = likeInput(call);
