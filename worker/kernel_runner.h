@@ -61,7 +61,8 @@ class KernelRunner {
   /// The call is not run: its outputs, and what it was to write to, have no value.
   void drop(const Task& task);
   /// Makes output `index` share memory with the planned input, or with none, and a part lie in the order of the whole's
-  /// dimensions: whether a kernel copies, and what it makes of its inputs' strides, may depend on the part that a rank has.
+  /// dimensions: whether a kernel copies, and what it makes of its inputs' strides, may depend on the part that a rank
+  /// has.
   static absl::Status settleMemory(const Plan& plan, std::size_t index, CallState& call);
   /// Gives output `index` the planned shape and dtype if it has no elements and shall have none: some kernels return
   /// others for parts without elements (pixel_unshuffle its input's shape, softmax its input's dtype).

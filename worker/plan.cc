@@ -215,7 +215,11 @@ absl::Status Plan::decodeOutputs(const v1::Plan& wire) {
                           ? wire.output_aliases(static_cast<int>(expected.size()))
                           : ExpectedOutput::kUnknown;
     if (alias >= static_cast<int>(inputs)) return absl::InvalidArgumentError("an output shares an input that is none");
-    expected.push_back({toTorch(meta->dtype), localShape(meta->shape, mesh, *placements, *coordinate), {}, isAllReplicate(*placements), alias});
+    expected.push_back({toTorch(meta->dtype),
+                        localShape(meta->shape, mesh, *placements, *coordinate),
+                        {},
+                        isAllReplicate(*placements),
+                        alias});
     ExpectedOutput& output = expected.back();
     output.strides = output.isWhole ? meta->strides : stridesInOrderOf(*meta, output.shape);
   }

@@ -571,10 +571,10 @@ void SessionCore::onValue(FutureId future, const SnapshotOr& value) {
   // The worker uses the memory for other values once it is given back. A child that was forked meanwhile may still read
   // it, so that then it stays the session's.
   const std::shared_ptr<Segment>& segment = (*value)->segment;
-  std::shared_ptr<std::byte[]> data(
-      segment->data(), [segment, future, forks = forkCount(), self = shared_from_this()](std::byte*) {
-        if (forks == forkCount()) self->cancel(future);
-      });
+  std::shared_ptr<std::byte[]> data(segment->data(),
+                                    [segment, future, forks = forkCount(), self = shared_from_this()](std::byte*) {
+                                      if (forks == forkCount()) self->cancel(future);
+                                    });
   {
     const std::lock_guard lock(mutex_);
     futures_.erase(future);

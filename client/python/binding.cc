@@ -89,7 +89,8 @@ Site siteOf(dtorch_site site) {
   static std::mutex mutex;
   static absl::node_hash_set<std::string> files;
   static const int ours = dtorch::forkDepth();
-  if (dtorch::forkDepth() != ours) return Site::of("python", 0);  // who held the mutex is not here, and the call is refused
+  if (dtorch::forkDepth() != ours)
+    return Site::of("python", 0);  // who held the mutex is not here, and the call is refused
   const std::lock_guard lock(mutex);
   return Site::of(files.emplace(site.file).first->c_str(), site.line);
 }

@@ -42,9 +42,9 @@ class RemoteGenerator final : public c10::GeneratorImpl {
   std::uint64_t seed_ = c10::default_rng_seed_val;
   void keep(const Tensor& state);
 
-  std::optional<Tensor> state_;     // none: what the seed gives
-  std::weak_ptr<Session> session_;  // whose the state is
-  std::optional<Tensor> set_;       // the session's own, meanwhile
+  std::optional<Tensor> state_;         // none: what the seed gives
+  std::weak_ptr<Session> session_;      // whose the state is
+  std::optional<Tensor> set_;           // the session's own, meanwhile
   Site site_ = std::source_location();  // that began
 };
 
@@ -55,8 +55,8 @@ const at::Generator& defaultGenerator();
 Tensor rngState();
 void setRngState(const Tensor& state);
 
-/// While it lives, this thread alone draws random numbers, from `generator`; null: the default one. It must not wait for
-/// Python's lock meanwhile, which another thread that waits to draw may hold: `site` is a callSite() of before.
+/// While it lives, this thread alone draws random numbers, from `generator`; null: the default one. It must not wait
+/// for Python's lock meanwhile, which another thread that waits to draw may hold: `site` is a callSite() of before.
 class DrawsFrom {
  public:
   DrawsFrom(RemoteGenerator* generator, Site site);

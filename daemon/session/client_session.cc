@@ -376,7 +376,8 @@ void ClientSession::refuse(const v1::Command& command, const OperatorTemplate& o
   // Who writes to a view that was refused writes to what it would have been a view of.
   for (std::uint32_t o = 0; o < op.outputs; ++o) {
     const int viewed = op.viewed ? static_cast<int>(*op.viewed) : o < views.size() ? views[o] : -1;
-    const bool isThere = viewed >= 0 && viewed < command.inputs_size() && tensors_.find(command.inputs(viewed)) != nullptr;
+    const bool isThere =
+        viewed >= 0 && viewed < command.inputs_size() && tensors_.find(command.inputs(viewed)) != nullptr;
     tensors_.addFailed(command.first_output() + o, 1, failure,
                        isThere ? tensors_.memoryOf(command.inputs(viewed)) : nullptr);
   }
@@ -472,7 +473,8 @@ bool ClientSession::runCall(const v1::Command& command) {
   if (!canAppend(group)) return waitWithin(limit);
   if (const absl::Status& error = services_->executor->error(group); !error.ok()) return refuseFor(error);
   const auto& aliases = (*plan)->wire.output_aliases();
-  if (absl::Status quota = tensors_.checkQuota((*plan)->outputs, aliases); !quota.ok()) return refuseFor(std::move(quota));
+  if (absl::Status quota = tensors_.checkQuota((*plan)->outputs, aliases); !quota.ok())
+    return refuseFor(std::move(quota));
   OperatorNumber number = 0;
   const OperandId first = publish(*plan, operands, command.site(), &number, op.written);
   limitTime(limit, number, command.site());

@@ -121,8 +121,8 @@ class ClientSession {
   /// UNIMPLEMENTED: the ranks might not agree on whether the call reads what it writes, or it writes to a copy.
   absl::Status checkWritten(const OperatorTemplate& op, const v1::Command& command,
                             absl::Span<const TensorLayout* const> layouts) const;
-  /// The outputs of a call that was refused, and the tensors that it was to write to, get the failure. `views`: what the
-  /// outputs would have been views of, see Planner::viewsOf(), where the schema does not tell.
+  /// The outputs of a call that was refused, and the tensors that it was to write to, get the failure. `views`: what
+  /// the outputs would have been views of, see Planner::viewsOf(), where the schema does not tell.
   void refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure,
               absl::Span<const int> views = {});
   void readOn();

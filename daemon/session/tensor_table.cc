@@ -38,8 +38,7 @@ absl::Status TensorTable::checkNew(TensorId first, std::uint32_t count) const {
   return absl::OkStatus();
 }
 
-absl::Status TensorTable::checkQuota(absl::Span<const TensorLayout* const> added,
-                                     absl::Span<const int> aliases) const {
+absl::Status TensorTable::checkQuota(absl::Span<const TensorLayout* const> added, absl::Span<const int> aliases) const {
   std::uint64_t newBytes = bytesOf(incoming_);
   const std::size_t newTensors = added.size() + (incoming_ == nullptr ? 0 : 1);
   for (std::size_t i = 0; i < added.size(); ++i) {

@@ -24,7 +24,7 @@ struct OperandMemory {
   /// nobody may write to it, and it is lost when somebody writes to the tensor.
   std::shared_ptr<OperandMemory> viewed;                  // the tensor's; null: it is no copied view
   std::vector<std::weak_ptr<OperandMemory>> copiedViews;  // of this memory, and of those
-  std::size_t tensors = 0;        // that share it
+  std::size_t tensors = 0;                                // that share it
   std::uint64_t bytesOfGone = 0;  // charged to tensors that are gone, while others still hold it
 };
 

@@ -17,11 +17,11 @@ TEST_CASE("parts lie in the order of the whole's dimensions") {
   CHECK(of({4, 6}, {1, 4}, {2, 6}) == Shape{1, 2});
   CHECK(of({4, 6, 8}, {8, 32, 1}, {4, 3, 8}) == Shape{8, 32, 1});
   CHECK(of({4, 6, 8}, {48, 1, 6}, {2, 6, 8}) == Shape{48, 1, 6});
-  CHECK(of({4, 1, 2}, {2, 99, 1}, {4, 1, 2}).at(0) == 2);   // the stride of one element says nothing
-  CHECK(of({2, 3}, {3, 1}, {0, 3}) == Shape{3, 1});         // a part without elements
-  CHECK(of({2, 3}, {6, 2}, {1, 3}).empty());                // has gaps
-  CHECK(of({2, 3}, {0, 1}, {1, 3}).empty());                // overlaps
-  CHECK(of({0, 3}, {3, 1}, {0, 3}).empty());                // lies nowhere
+  CHECK(of({4, 1, 2}, {2, 99, 1}, {4, 1, 2}).at(0) == 2);  // the stride of one element says nothing
+  CHECK(of({2, 3}, {3, 1}, {0, 3}) == Shape{3, 1});        // a part without elements
+  CHECK(of({2, 3}, {6, 2}, {1, 3}).empty());               // has gaps
+  CHECK(of({2, 3}, {0, 1}, {1, 3}).empty());               // overlaps
+  CHECK(of({0, 3}, {3, 1}, {0, 3}).empty());               // lies nowhere
 }
 
 TEST_CASE("Every dtype has a name of its own and a size") {

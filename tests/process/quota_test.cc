@@ -77,7 +77,8 @@ TEST_CASE("memory is charged once, whoever shares it, and as long as somebody do
   };
   std::optional<Tensor> base = make();
   session->call("aten::add_.Scalar", {*base, 1.0});
-  std::optional<Tensor> view = session->call("aten::slice.Tensor", {*base, std::int64_t{0}, std::int64_t{0}, std::int64_t{8}});
+  std::optional<Tensor> view =
+      session->call("aten::slice.Tensor", {*base, std::int64_t{0}, std::int64_t{0}, std::int64_t{8}});
   const Tensor wide = session->call("aten::expand", {*view, Sizes{1 << 20, 8}});
   CHECK(session->call("aten::sum", {*view}).get().wait(kDeadline)->item().value_or(0) == 16);
   CHECK(isOverQuota(make().get().wait(kDeadline).status(), "session.max_bytes = 5242880"));

@@ -228,7 +228,8 @@ TEST_CASE("a stop of a daemon that is stopping waits for its end, too") {
   REQUIRE(eventually([&] { return !std::filesystem::exists(daemon.socket()); }, seconds(5)));
   daemon.kill(SIGSTOP);  // nor does it end before it is waited for
   const TempDir folder;
-  const pid_t second = startProgram({binFolder() + "/dtorchctl", "--socket", daemon.socket(), "stop"}, folder.file("second"));
+  const pid_t second =
+      startProgram({binFolder() + "/dtorchctl", "--socket", daemon.socket(), "stop"}, folder.file("second"));
   CHECK(eventually([&] { return holdsProcess(second); }, kDeadline));
   daemon.kill(SIGCONT);
   CHECK(waitForChild(second, kDeadline) == 0);

@@ -507,9 +507,9 @@ class Session:
 
 def connect(address=None, timeout=5.0, name=None, sync=False, validate=False):
     """Connects to the dtorchd at `address` (a socket's path, or host:port); default: $DTORCH_SOCKET, or this user's
-    daemon. `sync`: each call, put and redistribution waits until it has run, and raises its error; an in-place call that was refused has then
-    changed nothing. `validate`: workers check what the kernels of this session read and write (docs/numerics.md). Both are
-    for finding faults, not for speed."""
+    daemon. `sync`: each call, put and redistribution waits until it has run, and raises its error; an in-place call that
+    was refused has then changed nothing. `validate`: workers check what the kernels of this session read and write
+    (docs/numerics.md). Both are for finding faults, not for speed."""
     return Session.connect(address, timeout, name, sync, validate)
 
 

@@ -79,8 +79,9 @@ def _replicate_rest(module, mesh):
 
 def distribute_module(module, device_mesh=None, partition_fn=None, input_fn=None, output_fn=None, progress=False):
     """Brings a module's parameters and buffers to a mesh (default: the default one): as `partition_fn(name, submodule,
-    mesh)` sets them, the others Replicate. What is on the device already stays where it is. `input_fn(module, inputs, mesh)` and `output_fn(module, outputs, mesh)` see what
-    goes in and comes out, and may return something else instead. `progress`: show a bar, as the other functions here do."""
+    mesh)` sets them, the others Replicate. What is on the device already stays where it is. `input_fn(module,
+    inputs, mesh)` and `output_fn(module, outputs, mesh)` see what goes in and comes out, and may return something else
+    instead. `progress`: show a bar, as the other functions here do."""
     mesh = device_mesh or default_mesh()
     with _placing(module, progress):
         for name, part in module.named_modules():
@@ -214,7 +215,8 @@ class PrepareModuleOutput(ParallelStyle):
 
 def parallelize_module(module, device_mesh=None, parallelize_plan=None, progress=False):
     """Applies styles to the submodules that a plan names ("layers.*.up": patterns), or one style to the module itself;
-    the other parameters and buffers become Replicate on the mesh, unless they are on the device already. ValueError: a name that fits no submodule."""
+    the other parameters and buffers become Replicate on the mesh, unless they are on the device already. ValueError:
+    a name that fits no submodule."""
     mesh = (device_mesh or default_mesh()).get_group()
     plan = {"": parallelize_plan} if isinstance(parallelize_plan, ParallelStyle) else parallelize_plan or {}
     with _placing(module, progress):

@@ -111,8 +111,8 @@ def get_async(tensor):
 def _redistribute(tensor, device_mesh=None, placements=None):
     """The same value, placed otherwise. `placements`: one for each dimension of the tensor's mesh or, as a dictionary, for
     those that are named (by name or number; the others stay). `device_mesh`: another one than the tensor's, through this
-    process's memory; a part of the tensor's own mesh, as mesh["tp"], changes that part alone. Differentiable: the gradient comes to where `tensor` lies, Replicate where it is
-    Partial."""
+    process's memory; a part of the tensor's own mesh, as mesh["tp"], changes that part alone. Differentiable: the gradient
+    comes to where `tensor` lies, Replicate where it is Partial."""
     if placements is None and not isinstance(device_mesh, DeviceMesh):
         device_mesh, placements = None, device_mesh
     info = None
