@@ -539,8 +539,13 @@ class StartTest(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "workers.count"):
             dtorch.start(workers=0)
 
+    def ends_well(self, program):
+        """In a process of its own, since it forks."""
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=3 * LIMIT)
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+
     def test_a_forked_child_leaves_its_parents_daemon_alone(self):
-        program = """if True:
+        self.ends_well("""if True:
             import os, signal, sys, torch, dtorch
             with dtorch.start(1) as session:
                 child = os.fork()
@@ -550,20 +555,22 @@ class StartTest(unittest.TestCase):
                 assert os.waitpid(child, 0)[1] == 0
                 assert (torch.ones(3, device="dtorch") + 1).sum().item() == 6
                 assert dtorch.client.connect(session._daemon.address).world_size == 1
-        """
-        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=3 * LIMIT)
-        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+        """)
 
     def test_a_child_may_start_its_own_where_its_parent_has_none(self):
-        child = os.fork()
-        if child == 0:
-            signal.alarm(60)
-            with dtorch.start(1):
+        self.ends_well("""if True:
+            import os, signal, torch, dtorch
+            child = os.fork()
+            if child == 0:
+                signal.alarm(30)
+                with dtorch.start(1):
+                    torch.manual_seed(7)
+                    there = torch.rand(3, device="dtorch").cpu()
                 torch.manual_seed(7)
-                there = torch.rand(3, device="dtorch").cpu()
-            torch.manual_seed(7)
-            os._exit(0 if torch.equal(there, torch.rand(3)) else 1)
-        self.assertEqual(os.waitpid(child, 0)[1], 0)
+                assert torch.equal(there, torch.rand(3))
+            else:
+                assert os.waitpid(child, 0)[1] == 0
+        """)
 
     def test_a_session_may_end_within_a_meshs_block(self):
         session = dtorch.start(2)
