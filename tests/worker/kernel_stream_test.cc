@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <latch>
 #include <random>
-#include <chrono>
 #include <thread>
 #include <vector>
 
