@@ -52,12 +52,13 @@ bool sendAll(int fd, const char* data, std::size_t bytes) {
   return true;
 }
 
-bool sendMessage(int fd, const google::protobuf::MessageLite& message) {
+// After its length.
+std::string encode(const google::protobuf::MessageLite& message) {
   std::string bytes(sizeof(std::uint32_t), '\0');
   message.AppendToString(&bytes);
   const auto length = static_cast<std::uint32_t>(bytes.size() - sizeof(std::uint32_t));
   std::memcpy(bytes.data(), &length, sizeof length);
-  return sendAll(fd, bytes.data(), bytes.size());
+  return bytes;
 }
 
 bool readAll(int fd, char* data, std::size_t bytes) {
@@ -141,7 +142,7 @@ MetadataAnswer MetadataProcess::infer(const std::string& op, const std::vector<V
 bool MetadataProcess::ask(const v1::MetadataRequest& request) {
   char hello = 0;
   if (!ready_) ready_ = receive(&hello, 1, std::numeric_limits<double>::infinity());
-  return ready_ && sendMessage(socket_.get(), request);
+  return ready_ && send(encode(request));
 }
 
 bool MetadataProcess::receiveMessage(v1::MetadataReply* reply) {
@@ -160,9 +161,6 @@ absl::Status MetadataProcess::start() {
   }
   socket_ = FileDescriptor(ends[0]);
   const FileDescriptor theirs(ends[1]);
-  // It reads when it has answered; one that is stopped does not hold up who asks.
-  const timeval sendLimit{kLongestWaitMs / 1000, 0};
-  ::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &sendLimit, sizeof sendLimit);
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
@@ -227,19 +225,33 @@ bool MetadataProcess::isStopped() const {
   return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0;
 }
 
-bool MetadataProcess::receive(char* data, std::size_t bytes, double processorSecondsAtMost) {
+bool MetadataProcess::await(short event, double processorSecondsAtMost) {
   stopped_ = false;
-  for (int waited = 0; bytes > 0;) {
-    pollfd readable{socket_.get(), POLLIN, 0};
-    const int ready = ::poll(&readable, 1, kLookMs);
-    if (ready < 0 && errno != EINTR) return false;
-    if (ready <= 0) {
-      waited += kLookMs;
-      stopped_ = isStopped();
-      if (stopped_ || cancelled_ || waited > kLongestWaitMs || processorSeconds() > processorSecondsAtMost)
-        return false;
-      continue;
-    }
+  for (int waited = 0; waited <= kLongestWaitMs; waited += kLookMs) {
+    pollfd ready{socket_.get(), event, 0};
+    const int count = ::poll(&ready, 1, kLookMs);
+    if (count > 0) return true;
+    if (count < 0 && errno != EINTR) return false;
+    stopped_ = isStopped();
+    if (stopped_ || cancelled_ || processorSeconds() > processorSecondsAtMost) return false;
+  }
+  return false;
+}
+
+bool MetadataProcess::send(const std::string& bytes) {
+  for (std::size_t done = 0; done < bytes.size();) {
+    if (!await(POLLOUT, std::numeric_limits<double>::infinity())) return false;
+    const ssize_t sent = ::send(socket_.get(), bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (sent <= 0) return false;
+    done += static_cast<std::size_t>(sent);
+  }
+  return true;
+}
+
+bool MetadataProcess::receive(char* data, std::size_t bytes, double processorSecondsAtMost) {
+  while (bytes > 0) {
+    if (!await(POLLIN, processorSecondsAtMost)) return false;
     const ssize_t got = ::read(socket_.get(), data, bytes);
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return false;
@@ -278,7 +290,8 @@ int serveMetadata(const std::vector<std::string>& libraries) {
         reply.add_aliases(output.alias);
       }
     }
-    if (!sendMessage(kMetadataFd, reply)) return 0;
+    const std::string answered = encode(reply);
+    if (!sendAll(kMetadataFd, answered.data(), answered.size())) return 0;
   }
 }
 

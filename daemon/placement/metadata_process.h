@@ -48,7 +48,11 @@ class MetadataProcess {
   bool receiveMessage(v1::MetadataReply* reply);
   /// Ends the process; how it ended.
   std::string stop();
-  /// Waits for `bytes` from the process. False: it ended, takes too long, or is stopped.
+  /// Waits until the process reads (POLLOUT), or has written (POLLIN), or has ended. False: it takes too long, is
+  /// stopped, or cancel() was called.
+  bool await(short event, double processorSecondsAtMost);
+  bool send(const std::string& bytes);
+  /// False: it ended, or as await().
   bool receive(char* data, std::size_t bytes, double processorSecondsAtMost);
   double processorSeconds() const;
   bool isStopped() const;
@@ -58,7 +62,7 @@ class MetadataProcess {
   pid_t pid_ = 0;
   bool ready_ = false;    // it has loaded LibTorch
   bool killed_ = false;   // by SIGKILL, of the last one that stop() has ended
-  bool stopped_ = false;  // by a signal of somebody's, when receive() returned false
+  bool stopped_ = false;  // by a signal of somebody's, when await() returned false
   FileDescriptor socket_;
 };
 

@@ -76,6 +76,20 @@ TEST_CASE("a metadata process that is stopped or killed is replaced, and nobody 
         (signal == SIGSTOP));
 }
 
+TEST_CASE("a question that a socket does not hold does not wait for a metadata process that is stopped") {
+  DaemonFixture daemon;
+  const auto session = daemon.connect();
+  REQUIRE(sumOfOnes(*session).ok());
+  const pid_t pid = metadataProcess(daemon.pid());
+  REQUIRE(pid > 0);
+  REQUIRE(::kill(pid, SIGSTOP) == 0);
+  const auto begin = Clock::now();
+  const Tensor one = session->call("aten::ones", {Sizes{1}});
+  CHECK(absl::IsInvalidArgument(call("aten::view", {one, Sizes(400'000, 1)}).get().wait(kDeadline).status()));
+  CHECK(sumOfOnes(*session).value_or(0) == 8);
+  CHECK(Clock::now() - begin < seconds(5));
+}
+
 // ray#47204, ray#15045, ray#6612, vllm#27313
 TEST_CASE("a kernel that ends its process, by a signal or with exit code 0, fails what needs the worker") {
   DaemonFixture daemon(withFatalOperators(4));
