@@ -206,7 +206,7 @@ class Converter {
 
 namespace {
 
-// Rules look into lists of ints and of floats: they are of one kind, however a client wrote them.
+// Rules look into lists of ints, floats and numbers: they are of one kind, however a client wrote them.
 Value asSchemaList(const c10::Argument& argument, Value value) {
   const c10::Type* type = argument.real_type().get();
   if (const auto* optional = type->castRaw<c10::OptionalType>()) type = optional->getElementType().get();
@@ -220,8 +220,12 @@ Value asSchemaList(const c10::Argument& argument, Value value) {
       if (const auto* real = element.as<double>()) reals.push_back(*real);
       if (const auto* integer = element.as<std::int64_t>()) reals.push_back(static_cast<double>(*integer));
     }
-    if (!elements || elements->empty() || reals.size() != elements->size()) return value;
+    if (!elements || reals.size() != elements->size()) return value;
     return Value(std::move(reals));
+  }
+  if (kind == c10::TypeKind::NumberType) {  // each has a type of its own
+    std::optional<std::vector<Value>> elements = elementsOf(value);
+    return elements ? Value(*std::move(elements)) : value;
   }
   if (kind != c10::TypeKind::IntType && kind != c10::TypeKind::SymIntType) {
     // An empty list says nothing of what it is a list of.

@@ -83,6 +83,12 @@ bool isPermuted(const TensorMeta& meta) {
   return false;
 }
 
+std::vector<int> aliasesOf(const std::vector<OutputMeta>& outputs) {
+  std::vector<int> aliases;
+  for (const OutputMeta& output : outputs) aliases.push_back(output.alias);
+  return aliases;
+}
+
 const char* nameOf(MoveFor purpose) {
   switch (purpose) {
     case MoveFor::kRedistribute:
@@ -146,16 +152,12 @@ absl::StatusOr<PlannedOperator*> Planner::planNew(const Key& key, const Operator
   if (!metadata.ok()) return metadata.status();
   if (!*metadata) return nullptr;
   std::vector<int> views;
-  if (const MetadataAnswer& known = **metadata; known.ok() && *known) {
-    for (const OutputMeta& output : **known) views.push_back(output.alias);
-  }
+  if (const MetadataAnswer& known = **metadata; known.ok() && *known) views = aliasesOf(**known);
   Planned& planned = plans_[key];
+  planned.views = std::move(views);
   absl::StatusOr<std::unique_ptr<PlannedOperator>> made = make(op, inputs, **std::move(metadata), rules, implicit);
   planned.error = made.status();
-  if (!made.ok()) {
-    planned.views = std::move(views);
-    return made.status();
-  }
+  if (!made.ok()) return made.status();
   planned.plan = *std::move(made);
   bytes_ += planned.plan->wire.ByteSizeLong();
   return planned.plan.get();
@@ -600,11 +602,12 @@ void Planner::addOutputs(PlannedOperator* plan, const std::vector<TensorMeta>& o
 void Planner::learn(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, const RuleBook& rules,
                     bool implicit, std::vector<OutputMeta> outputs) {
   if (op.op.hasTag(at::Tag::dynamic_output_shape) || op.op.hasTag(at::Tag::data_dependent_output)) return;
+  std::vector<int> views = aliasesOf(outputs);
   absl::StatusOr<std::unique_ptr<PlannedOperator>> made =
       make(op, inputs, OutputMetas(std::move(outputs)), rules, implicit);
   if (!made.ok()) return;
   bytes_ += (*made)->wire.ByteSizeLong();
-  plans_[keyOf(op, inputs, rules, implicit)] = {absl::OkStatus(), *std::move(made), {}};
+  plans_[keyOf(op, inputs, rules, implicit)] = {absl::OkStatus(), *std::move(made), std::move(views)};
 }
 
 absl::StatusOr<PlannedOperator*> Planner::planMove(const TensorLayout* input, const Placements& to, MoveFor purpose) {

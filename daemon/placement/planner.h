@@ -59,8 +59,8 @@ class Planner {
   /// has come.
   absl::StatusOr<PlannedOperator*> plan(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs,
                                         const RuleBook& rules, bool implicit);
-  /// Of a call that plan() has refused: for each output, the input whose memory it would have shared, or -1; empty: not
-  /// known.
+  /// Of a call that plan() was asked for: for each output, the input whose memory it shares in one process, or -1;
+  /// empty: not known.
   std::vector<int> viewsOf(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs,
                            const RuleBook& rules, bool implicit) const;
   /// How such a call would be placed. nullopt: as plan().
@@ -102,7 +102,7 @@ class Planner {
   struct Planned {
     absl::Status error;
     std::unique_ptr<PlannedOperator> plan;  // null: `error` says why
-    std::vector<int> views;                 // then: see viewsOf()
+    std::vector<int> views;                 // see viewsOf()
   };
 
   static Key keyOf(const OperatorTemplate& op, absl::Span<const TensorLayout* const> inputs, const RuleBook& rules,

@@ -375,7 +375,7 @@ void ClientSession::refuse(const v1::Command& command, const OperatorTemplate& o
                            absl::Span<const int> views) {
   // Who writes to a view that was refused writes to what it would have been a view of.
   for (std::uint32_t o = 0; o < op.outputs; ++o) {
-    const int viewed = op.viewed ? static_cast<int>(*op.viewed) : o < views.size() ? views[o] : -1;
+    const int viewed = o < views.size() ? views[o] : op.viewed ? static_cast<int>(*op.viewed) : -1;
     const bool isThere =
         viewed >= 0 && viewed < command.inputs_size() && tensors_.find(command.inputs(viewed)) != nullptr;
     tensors_.addFailed(command.first_output() + o, 1, failure,
@@ -463,18 +463,19 @@ bool ClientSession::runCall(const v1::Command& command) {
   if (absl::Status apart = checkWritten(op, command, layouts); !apart.ok()) return refuseFor(std::move(apart));
   if (command.implicit()) toCommonMesh(absl::MakeSpan(layouts), op.written, services_->layouts);
   absl::StatusOr<PlannedOperator*> plan = services_->planner->plan(op, layouts, rules_, command.implicit());
-  if (!plan.ok()) {
-    refuse(command, op, fail(plan.status(), op.name, command.site()),
+  const auto refusePlanned = [&](absl::Status why) {
+    refuse(command, op, fail(std::move(why), op.name, command.site()),
            services_->planner->viewsOf(op, layouts, rules_, command.implicit()));
     return true;
-  }
+  };
+  if (!plan.ok()) return refusePlanned(plan.status());
   if (*plan == nullptr) return waitWithin(limit);
   const GroupId group = (*plan)->mesh->group;
   if (!canAppend(group)) return waitWithin(limit);
-  if (const absl::Status& error = services_->executor->error(group); !error.ok()) return refuseFor(error);
+  if (const absl::Status& error = services_->executor->error(group); !error.ok()) return refusePlanned(error);
   const auto& aliases = (*plan)->wire.output_aliases();
   if (absl::Status quota = tensors_.checkQuota((*plan)->outputs, aliases); !quota.ok())
-    return refuseFor(std::move(quota));
+    return refusePlanned(std::move(quota));
   OperatorNumber number = 0;
   const OperandId first = publish(*plan, operands, command.site(), &number, op.written);
   limitTime(limit, number, command.site());
@@ -687,6 +688,7 @@ bool ClientSession::get(const v1::Command& command) {
   const GroupId group = layout->mesh->group;
   if (!canAppend(group) || services_->futures->openBytes(id_) > kMaxOpenValueBytes) return false;
   absl::Status status = services_->executor->error(group);
+  if (status.ok()) status = tensors_.checkValue(layout);
   if (status.ok() && wanted.local()) status = deviceMesh.coordinate(wanted.rank()).status();
   OperandId operand = source->id;
   const bool gather = !wanted.local() && !isAllReplicate(layout->placements);

@@ -122,7 +122,7 @@ class ClientSession {
   absl::Status checkWritten(const OperatorTemplate& op, const v1::Command& command,
                             absl::Span<const TensorLayout* const> layouts) const;
   /// The outputs of a call that was refused, and the tensors that it was to write to, get the failure. `views`: what
-  /// the outputs would have been views of, see Planner::viewsOf(), where the schema does not tell.
+  /// the outputs would have been views of, see Planner::viewsOf(); empty: as the schema tells.
   void refuse(const v1::Command& command, const OperatorTemplate& op, const OperandFailurePtr& failure,
               absl::Span<const int> views = {});
   void readOn();

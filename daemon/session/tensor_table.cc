@@ -66,9 +66,15 @@ absl::Status TensorTable::checkQuota(absl::Span<const TensorLayout* const> added
   return status;
 }
 
+absl::Status TensorTable::checkValue(const TensorLayout* layout) const {
+  if (bytesOf(layout) <= limits_.maxBytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the value takes ", bytesOf(layout), " bytes, more than session.max_bytes = ", limits_.maxBytes));
+}
+
 void TensorTable::add(TensorId tensor, SessionTensor operand) {
   if (operand.memory == nullptr) operand.bytes = bytesOf(operand.layout);
-  if (operand.memory != nullptr) ++operand.memory->tensors;
+  if (operand.memory != nullptr && operand.id != 0) ++operand.memory->tensors;
   bytes_ += operand.bytes;
   totals_->bytes += operand.bytes;
   ++totals_->tensors;
@@ -86,7 +92,7 @@ SessionTensor TensorTable::remove(TensorId tensor) {
   SessionTensor operand = std::move(it->second);
   tensors_.erase(it);
   std::uint64_t freed = operand.bytes;
-  if (OperandMemory* memory = operand.memory.get(); memory != nullptr) {
+  if (OperandMemory* memory = operand.memory.get(); memory != nullptr && operand.id != 0) {
     memory->bytesOfGone += freed;
     freed = --memory->tensors == 0 ? std::exchange(memory->bytesOfGone, 0) : 0;
   }
@@ -103,8 +109,9 @@ std::shared_ptr<OperandMemory> TensorTable::memoryOf(TensorId tensor) {
 }
 
 void TensorTable::setMemory(TensorId tensor, std::shared_ptr<OperandMemory> memory) {
-  ++memory->tensors;
-  tensors_.at(tensor).memory = std::move(memory);
+  SessionTensor& operand = tensors_.at(tensor);
+  if (operand.id != 0) ++memory->tensors;
+  operand.memory = std::move(memory);
 }
 
 std::shared_ptr<OperandMemory> TensorTable::copyViewOf(TensorId tensor) {

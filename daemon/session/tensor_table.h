@@ -24,7 +24,7 @@ struct OperandMemory {
   /// nobody may write to it, and it is lost when somebody writes to the tensor.
   std::shared_ptr<OperandMemory> viewed;                  // the tensor's; null: it is no copied view
   std::vector<std::weak_ptr<OperandMemory>> copiedViews;  // of this memory, and of those
-  std::size_t tensors = 0;                                // that share it
+  std::size_t tensors = 0;                                // that share it, on the workers
   std::uint64_t bytesOfGone = 0;  // charged to tensors that are gone, while others still hold it
 };
 
@@ -68,6 +68,8 @@ class TensorTable {
   /// RESOURCE_EXHAUSTED: with `added` (and what is on its way) the session, or all together, would hold too much.
   /// `aliases`: of each, the input whose memory it shares, which takes no more; negative: memory of its own.
   absl::Status checkQuota(absl::Span<const TensorLayout* const> added, absl::Span<const int> aliases) const;
+  /// RESOURCE_EXHAUSTED: the value takes more than the session may hold, as that of a view that repeats elements may.
+  absl::Status checkValue(const TensorLayout* layout) const;
   /// A tensor that is on its way in counts as held.
   void setIncoming(const TensorLayout* layout) { incoming_ = layout; }
 

@@ -82,6 +82,7 @@ TEST_CASE("memory is charged once, whoever shares it, and as long as somebody do
   const Tensor wide = session->call("aten::expand", {*view, Sizes{1 << 20, 8}});
   CHECK(session->call("aten::sum", {*view}).get().wait(kDeadline)->item().value_or(0) == 16);
   CHECK(isOverQuota(make().get().wait(kDeadline).status(), "session.max_bytes = 5242880"));
+  CHECK(isOverQuota(wide.get().wait(kDeadline).status(), "session.max_bytes = 5242880"));  // its value is no view
   base.reset();  // the views still hold its memory
   CHECK(isOverQuota(make().get().wait(kDeadline).status(), "session.max_bytes = 5242880"));
 }
@@ -92,6 +93,7 @@ TEST_CASE("memory that views have held is free when the last is gone") {
   for (int round = 0; round < 3; ++round) {
     CAPTURE(round);
     std::optional<Tensor> base = session->call("aten::ones", {Sizes{1 << 20}}, {.mesh = session->mesh()});
+    const Tensor refused = session->call("aten::slice.Tensor", {*base, std::int64_t{7}});  // holds nothing
     const Tensor view = session->call("aten::t", {session->call("aten::alias", {*base})});
     base.reset();
     CHECK(view.get().wait(kDeadline).ok());

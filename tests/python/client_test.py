@@ -53,6 +53,11 @@ class ClientTest(unittest.TestCase):
         self.assertEqual([each.numpy(LIMIT).tolist() for each in made], [[big], [0.5]])
         self.session.call("aten::_foreach_add_.ScalarList", [x, y], [big, 0.5], outputs=0)
         self.assertEqual((x.numpy(LIMIT).tolist(), y.numpy(LIMIT).tolist()), ([big + 1], [1.5]))
+        for numbers in [2, 3], [0.5, 2.0], [2, 0.5]:
+            parts = [self.session.put(np.arange(6.0), [placement]) for placement in (Shard(0), Replicate())]
+            made = self.session.call("aten::_foreach_mul.ScalarList", parts, numbers, outputs=2)
+            for part, number in zip(made, numbers):
+                np.testing.assert_array_equal(part.numpy(LIMIT), np.arange(6.0) * number)
         image = torch.arange(12.0).reshape(1, 1, 3, 4)
         grown = self.session.call("aten::upsample_nearest2d.vec", self.session.put(image), None, [2, 1.5])
         self.assertTrue(torch.equal(grown.get().wait(LIMIT).torch(), torch.ops.aten.upsample_nearest2d.vec(image, None, [2, 1.5])))
@@ -78,10 +83,15 @@ class ClientTest(unittest.TestCase):
                     np.testing.assert_array_equal(x.numpy(LIMIT), want)
                 except dtorch.client.Error as error:
                     self.assertIn("rule", str(error))
-        # Of what is computed anew, an input is not lost.
-        x = self.session.put(np.ones(4, np.float32), [Shard(0)])
-        self.session.call("aten::mul_.Scalar", self.session.call("aten::flip", x, [0]), -3.0)
-        np.testing.assert_array_equal(x.numpy(LIMIT), np.ones(4))
+        # Of what is computed anew, an input is not lost, though the schema has it that it may be shared.
+        for name, *arguments in (("aten::flip", [1]), ("aten::reshape", [12])):
+            with self.subTest(name):
+                x = self.session.call("aten::t", self.session.put(np.ones((3, 4), np.float32), [Shard(0)]))
+                made = self.session.call(name, x, *arguments)
+                self.session.call("aten::mul_.Scalar", made, -3.0)
+                with self.assertRaisesRegex(dtorch.Error, name):
+                    made.numpy(LIMIT)
+                np.testing.assert_array_equal(x.numpy(LIMIT), np.ones((4, 3)))
 
     def test_each_call_of_a_synchronous_session_raises_its_own_error(self):
         with dtorch.client.connect(self.daemon.socket, sync=True) as session:
@@ -99,6 +109,8 @@ class ClientTest(unittest.TestCase):
         x = self.session.put(np.ones(3))
         with self.assertRaisesRegex(ValueError, "NUL"):
             self.session.call("aten::neg\0.junk", x)
+        with self.assertRaisesRegex(ValueError, "NUL"):
+            x.redistribute([Partial("sum)\0x")])
         for seed in 2 ** 63, 2 ** 64 - 1, -1:
             self.session.manual_seed(seed)
             torch.manual_seed(seed)

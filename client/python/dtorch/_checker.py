@@ -1,5 +1,4 @@
 """Tensors against references, by tag."""
-import os
 from ctypes import byref
 
 from . import _memory, _types
@@ -59,8 +58,8 @@ class TensorChecker:
     """
 
     def __init__(self, references=None, record=False, dumps=None, dump_when="unequal"):
-        self._object = Object.made_by(LIBRARY.dtorch_checker, os.fsencode(references or ""), record,
-                                      os.fsencode(dumps or ""), DUMP_WHEN[dump_when])
+        self._object = Object.made_by(LIBRARY.dtorch_checker, encoded(references or ""), record, encoded(dumps or ""),
+                                      DUMP_WHEN[dump_when])
 
     def record(self, tag, tensor):
         """Makes `tensor` the reference of `tag`."""

@@ -137,10 +137,11 @@ KINDS = {1: Cancelled, 4: DeadlineExceeded, 8: OverQuota, 10: WorkerLost, 14: Un
 
 
 def encoded(text):
-    """As C takes it. ValueError: it would end before its end."""
-    if "\0" in text:
+    """A text or path as C takes it. ValueError: it would end before its end."""
+    code = os.fsencode(text)
+    if b"\0" in code:
         raise ValueError(f"{text!r} has a NUL character")
-    return text.encode()
+    return code
 
 
 def check(code):

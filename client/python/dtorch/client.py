@@ -46,7 +46,7 @@ _WAIT_PIECE = 0.1  # seconds between looks for a signal, such as Control-C
 
 
 def _text(placements):
-    return _placement.text_of(placements).encode()
+    return encoded(_placement.text_of(placements))
 
 
 def _site():
@@ -370,6 +370,11 @@ class Session:
             yield
         finally:
             self.implicit = before
+
+    @property
+    def sync(self):
+        """Whether each call waits until it has run: see connect()."""
+        return self._settings.sync
 
     @property
     def time_limit(self):

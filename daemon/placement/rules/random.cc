@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -62,6 +63,8 @@ bool givesItsInput(const RuleCall& call) {
     const auto* flag = value == nullptr ? nullptr : value->as<bool>();
     return flag != nullptr && !*flag;
   };
+  const auto isOut = [](const c10::Argument& argument) { return argument.is_out(); };
+  if (std::any_of(call.schema.arguments().begin(), call.schema.arguments().end(), isOut)) return false;
   const Value* probability = call.argument("p");
   const auto* real = probability == nullptr ? nullptr : probability->as<double>();
   const auto* integer = probability == nullptr ? nullptr : probability->as<std::int64_t>();
